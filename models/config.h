@@ -1,0 +1,66 @@
+// What a decoder-only language model is, independent of where its description was read.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace troupe {
+
+/// Rotary position embedding and its scaling; `kind` as in Hugging Face's `rope_type`.
+struct RopeConfig {
+  std::string kind = "default";  // "default", "linear", "llama3", ... ; unknown kinds are refused when read
+  double theta = 10000;
+  double factor = 1;
+  double low_freq_factor = 1;
+  double high_freq_factor = 4;
+  int64_t original_max_position_embeddings = 0;
+};
+
+/// One description for the dense decoders (llama, qwen2, qwen3, mistral). Names follow Hugging Face's config.json.
+struct ModelConfig {
+  std::string model_type;  // the family, as in config.json
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t num_hidden_layers = 0;
+  int64_t num_attention_heads = 0;
+  int64_t num_key_value_heads = 0;
+  int64_t head_dim = 0;
+  int64_t max_position_embeddings = 0;
+  double rms_norm_eps = 1e-6;
+  double initializer_range = 0.02;
+  bool tie_word_embeddings = false;
+  bool attention_bias = false;         // q_proj, k_proj, v_proj
+  bool attention_output_bias = false;  // o_proj
+  bool mlp_bias = false;
+  bool query_key_norm = false;  // RMSNorm over each head of q and k before rope (qwen3)
+  RopeConfig rope;
+  int64_t bos_token_id = -1;
+  std::vector<int64_t> eos_token_ids;
+  nlohmann::json source;  // config.json as read; written back on export so that nothing is lost
+
+  int64_t num_parameters() const;  // tied weights once
+};
+
+/// Reads both published forms (`rope_parameters` and `rope_theta` + `rope_scaling`). Throws Error naming the key that is
+/// missing, has the wrong type, or changes the mathematics and is not supported; an unknown model_type lists the known ones.
+ModelConfig parse_model_config(const nlohmann::json& config);
+/// config.json that transformers 4 and 5 read; starts from `source`.
+nlohmann::json write_model_config(const ModelConfig& config, const std::string& dtype);
+
+/// One parameter of a network: checkpoint name, shape, and the unit that owns it (see models/decoder.h).
+struct ParameterSpec {
+  std::string name;
+  std::vector<int64_t> shape;
+  int64_t unit = 0;
+};
+
+/// Every parameter in a fixed order, tied ones once. Units: 0 = embedding, 1..L = layers, L+1 = final norm and untied head.
+std::vector<ParameterSpec> parameter_specs(const ModelConfig& config);
+
+/// Inverse frequencies [head_dim/2] after scaling (float64), Su et al. 2021; "llama3" as in Meta's Llama 3.1 release.
+std::vector<double> rope_inverse_frequencies(const RopeConfig& rope, int64_t head_dim);
+
+}  // namespace troupe

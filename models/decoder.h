@@ -1,0 +1,56 @@
+// The dense decoder (llama, qwen2, qwen3): the network on one device. Knows no mesh, no checkpoint format, no RL.
+//
+// Shape legend: T tokens of a packed row, D hidden size, H query heads, K key/value heads, d head size, F MLP size, V vocabulary.
+#pragma once
+
+#include "models/config.h"
+#include "models/layout.h"
+#include "models/torch.h"
+#include "models/weights.h"
+
+namespace troupe {
+
+/// Called around every unit of the network (see parameter_specs): techniques such as sharding and recompute are applied
+/// from outside by giving another runner. `body` computes the unit's output from its input; the default just calls it.
+/// Unit 0's input is an undefined tensor (token ids are held by the body); unit L+1's output is the normalised hidden state.
+class UnitRunner {
+ public:
+  using Body = std::function<Tensor(const Tensor& x)>;
+  virtual ~UnitRunner() = default;
+  virtual Tensor run(int64_t unit, const Body& body, const Tensor& x) { return body(x); }
+};
+
+class Decoder {
+ public:
+  explicit Decoder(ModelConfig config);
+
+  const ModelConfig& config() const { return config_; }
+  const std::vector<ParameterSpec>& specs() const { return specs_; }
+
+  /// Gives the parameter its tensor (a leaf owned by the caller; all of one dtype). Throws Error on unknown names or shapes.
+  void bind(const std::string& name, Tensor parameter);
+  /// Binds every tensor of `weights` and throws Error naming what is missing or left over.
+  void bind_all(const TensorMap& weights);
+  /// Tensor bound to a name.
+  const Tensor& parameter(const std::string& name) const;
+
+  /// tokens_T int64 or int32 -> hidden state after the final norm [T, D], in the parameters' dtype. Differentiable.
+  Tensor forward(const Tensor& tokens_T, const PackedLayout& layout, UnitRunner& runner) const;
+  Tensor forward(const Tensor& tokens_T, const PackedLayout& layout) const;
+
+  /// Weight [V, D] of the output head (the embedding where tied).
+  const Tensor& head_weight() const;
+  /// hidden_TD -> fp32 logits [T, V] (float64 for float64 parameters). For tests and verify; training uses
+  /// training/log_probs.h, which never holds a whole batch's logits.
+  Tensor logits(const Tensor& hidden_TD) const;
+
+ private:
+  Tensor embed(const Tensor& tokens_T) const;
+  Tensor layer(int64_t index, const Tensor& x_TD, const PackedLayout& layout, const Tensor& cos_sin) const;
+
+  ModelConfig config_;
+  std::vector<ParameterSpec> specs_;
+  std::map<std::string, Tensor> parameters_;
+};
+
+}  // namespace troupe

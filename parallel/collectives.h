@@ -1,0 +1,73 @@
+// Collective operations of one group of ranks, whatever carries them: shared memory between threads of this process,
+// Gloo between processes, NCCL between GPUs. Every call ends: by success, by an error of a peer, or by the time limit.
+#pragma once
+
+#include <mutex>
+
+#include "models/torch.h"
+
+namespace troupe {
+
+/// What one rank's collectives moved; tests hold it against formulas. `bytes` counts the full (gathered) tensor.
+struct CollectiveRecord {
+  std::string operation;  // "all_gather", "reduce_scatter", ...
+  std::string label;      // who asked: "unit 3 forward"
+  int64_t bytes = 0;
+};
+
+class CollectiveLog {
+ public:
+  void add(CollectiveRecord record);
+  std::vector<CollectiveRecord> records() const;
+  /// Calls and bytes of one operation.
+  std::pair<int64_t, int64_t> totals(const std::string& operation) const;
+  void clear();
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<CollectiveRecord> records_;
+};
+
+class Collectives {
+ public:
+  virtual ~Collectives() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  /// output [size * n] <- every rank's input [n], by rank. Contiguous, same dtype.
+  virtual void all_gather(Tensor& output, const Tensor& input, const std::string& label) = 0;
+  /// output [n] <- sum over ranks of their input [size * n], this rank's part. Sums in rank order (repeatable).
+  virtual void reduce_scatter(Tensor& output, const Tensor& input, const std::string& label) = 0;
+  virtual void all_reduce(Tensor& tensor, const std::string& label) = 0;  // sum, in place
+  virtual void broadcast(Tensor& tensor, int root, const std::string& label) = 0;
+  /// output and input are cut along dimension 0 by the sizes (uneven and empty parts allowed).
+  virtual void all_to_all(Tensor& output, const Tensor& input, const std::vector<int64_t>& output_sizes,
+                          const std::vector<int64_t>& input_sizes, const std::string& label) = 0;
+  virtual void send(const Tensor& tensor, int to, const std::string& label) = 0;
+  virtual void receive(Tensor& tensor, int from, const std::string& label) = 0;
+  virtual void barrier(const std::string& label) = 0;
+  /// Ends every peer's running and later calls with an Error that carries `reason` (a rank that throws calls this).
+  virtual void abort(const std::string& reason) = 0;
+
+  CollectiveLog& log() { return log_; }
+
+ protected:
+  CollectiveLog log_;
+};
+
+/// Ranks as threads of this process over shared memory; element r belongs to rank r. `size` 1 is the same code.
+std::vector<std::unique_ptr<Collectives>> make_thread_collectives(int size, std::chrono::milliseconds timeout);
+
+/// One rank over Gloo. `store_address`: "host:port" of a TCP store served by rank 0; or give ranks of one process a common
+/// `hash_store_name`. Throws Error naming the rank that did not come.
+struct GlooOptions {
+  int rank = 0, size = 1;
+  std::string store_host = "127.0.0.1";
+  int store_port = 0;  // 0: an in-process store, shared by name
+  std::string group_name = "default";
+  std::string interface_address = "127.0.0.1";
+  std::chrono::milliseconds timeout{60000};
+};
+std::unique_ptr<Collectives> make_gloo_collectives(const GlooOptions& options);
+
+}  // namespace troupe

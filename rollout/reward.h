@@ -1,0 +1,57 @@
+// Rewards: rules that grade a completion. A rule never answers a silent 0: it answers a value or the reason for none.
+#pragma once
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/trajectory.h"
+
+namespace troupe {
+
+/// One [[reward]] table of the configuration; `settings` holds the kind's own keys.
+struct RewardOptions {
+  std::string kind;  // "exact", "number", "regex", "length", "model", "remote"
+  std::string name;  // default: kind
+  double weight = 1;
+  double timeout_s = 10;
+  nlohmann::json settings = nlohmann::json::object();
+};
+
+/// A rule that scores one sample from its completion text and the data's own fields. Pure and quick; thread-safe.
+class RewardFunction {
+ public:
+  virtual ~RewardFunction() = default;
+  /// Throws to say why there is no value.
+  virtual double score(const Trajectory& trajectory, const nlohmann::json& metadata) const = 0;
+};
+
+/// Makes one rule; unknown kinds list the known ones, wrong settings name the key (UsageError).
+std::unique_ptr<RewardFunction> make_reward_function(const RewardOptions& options);
+
+/// Adds a kind of one's own (see examples/). To be called before configurations are read.
+using RewardFactory = std::unique_ptr<RewardFunction> (*)(const RewardOptions& options);
+void register_reward_kind(const std::string& kind, RewardFactory factory);
+std::vector<std::string> known_reward_kinds();
+
+/// Runs every rule on a sample, each within its time limit, and fills rewards and total_reward (weighted sum of the values
+/// that are there; none where all failed; NaN and infinity count as failed).
+class RewardSet {
+ public:
+  explicit RewardSet(std::vector<RewardOptions> options);
+  ~RewardSet();
+  void score(Trajectory& trajectory);
+  int64_t num_failures() const;
+
+ private:
+  struct Implementation;
+  std::unique_ptr<Implementation> implementation_;
+};
+
+/// Number in an answer, in the usual forms (\boxed{}, "####", thousands, fractions, percent, last number); none where there is no
+/// answer. `strict`: only marked forms count. The canonical text of lists and non-numbers is compared by answers_equal.
+std::optional<std::string> extract_answer(const std::string& text, bool strict);
+bool answers_equal(const std::string& left, const std::string& right);
+
+}  // namespace troupe
