@@ -1,9 +1,10 @@
-// Tensor operations that LibTorch lacks or does slowly, each with a CPU version (run-time dispatch over instruction sets)
-// and, in a build with CUDA, a device twin chosen by the tensors' device. tests/models/ops_test.cpp holds one table that
-// runs on whichever device is there.
+// Tensor operations that LibTorch lacks or does slowly, each with a CPU version (run-time dispatch over instruction
+// sets) and, in a build with CUDA, a device twin chosen by the tensors' device. tests/models/ops_test.cpp holds one
+// table that runs on whichever device is there.
 //
 // Shape legend: T tokens, S sequences of a decode batch, D hidden, H query heads, K key/value heads, d head size,
-// N cache blocks, B tokens in a cache block, M blocks of the longest sequence, V vocabulary. dtype: float32 or bfloat16.
+// N cache blocks, B tokens in a cache block, M blocks of the longest sequence, V vocabulary. dtype: float32 or
+// bfloat16.
 #pragma once
 
 #include "models/torch.h"
@@ -13,8 +14,9 @@ namespace troupe::ops {
 /// y = x / sqrt(mean(x^2) + eps) * weight, statistics in fp32 (Zhang and Sennrich 2019). x_TD, weight_D -> [T, D].
 Tensor rms_norm(const Tensor& x_TD, const Tensor& weight_D, double eps);
 
-/// Rotates q and k in place (first half / second half pairs, as Hugging Face does) at positions_S and writes k, v to their
-/// slots: slot = block * B + offset, -1 skips the row. k_cache, v_cache: [N, K, B, d]. inverse_frequencies: fp32 [d/2].
+/// Rotates q and k in place (first half / second half pairs, as Hugging Face does) at positions_S and writes k, v to
+/// their slots: slot = block * B + offset, -1 skips the row's write. positions int32, slots int64. k_cache, v_cache:
+/// [N, K, B, d] in q's dtype. inverse_frequencies: fp32 [d/2]. Angles are position * frequency, both fp32.
 void write_kv_with_rope_(Tensor& q_SHd, Tensor& k_SKd, const Tensor& v_SKd, const Tensor& positions_S,
                          const Tensor& slots_S, const Tensor& inverse_frequencies, Tensor& k_cache_NKBd,
                          Tensor& v_cache_NKBd);
@@ -37,9 +39,10 @@ struct SampleArguments {
   uint64_t seed = 0;
 };
 /// Per row: temperature_S fp32 (0 = greedy), top_p_S fp32 (1 = off), top_k_S int32 (0 = off), min_p_S fp32 (0 = off);
-/// sample_ids_S int64 (bits of the uint64), token_indices_S int32. Inverse cumulative sum over the vocabulary in id order
-/// with one Philox uniform (base/philox.h, stream 0). Returns ids_S int64 and log_probs_S fp32 = log-softmax in fp32 of
-/// logits / temperature over the first `vocab_size` columns, before top-p and top-k (greedy rows: temperature 1).
+/// sample_ids_S int64 (bits of the uint64), token_indices_S int32. Inverse cumulative sum over the vocabulary in id
+/// order with one Philox uniform (base/philox.h, stream 0). Returns ids_S int64 and log_probs_S fp32 = log-softmax in
+/// fp32 of logits / temperature over the first `vocab_size` columns, before top-p and top-k (greedy rows: temperature
+/// 1).
 std::pair<Tensor, Tensor> sample(const Tensor& logits_SV, int64_t vocab_size, const Tensor& temperature_S,
                                  const Tensor& top_p_S, const Tensor& top_k_S, const Tensor& min_p_S,
                                  const Tensor& sample_ids_S, const Tensor& token_indices_S,
