@@ -10,8 +10,8 @@ namespace troupe {
 /// What a stream of random numbers is for; part of the counter. The values are a promise (protocol).
 enum class RandomStream : uint32_t { kSampling = 0, kDropout = 1, kDataOrder = 2, kInitialisation = 3 };
 
-/// The ten rounds; usable on the device side too.
-inline std::array<uint32_t, 4> philox_4x32_10(std::array<uint32_t, 4> counter, uint32_t key_0, uint32_t key_1) {
+/// The ten rounds. Constexpr, so that CUDA kernels call the same functions (--expt-relaxed-constexpr).
+constexpr std::array<uint32_t, 4> philox_4x32_10(std::array<uint32_t, 4> counter, uint32_t key_0, uint32_t key_1) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t product_0 = uint64_t{0xD2511F53u} * counter[0];
     const uint64_t product_1 = uint64_t{0xCD9E8D57u} * counter[2];
@@ -24,14 +24,14 @@ inline std::array<uint32_t, 4> philox_4x32_10(std::array<uint32_t, 4> counter, u
 }
 
 /// Four random words for one counter value.
-inline std::array<uint32_t, 4> random_words(uint64_t seed, uint64_t sample_id, uint32_t index, RandomStream stream) {
+constexpr std::array<uint32_t, 4> random_words(uint64_t seed, uint64_t sample_id, uint32_t index, RandomStream stream) {
   return philox_4x32_10({static_cast<uint32_t>(sample_id), static_cast<uint32_t>(sample_id >> 32), index,
                          static_cast<uint32_t>(stream)},
                         static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
 }
 
 /// One uniform number in [0, 1) with 32 random bits, from the first word.
-inline double random_uniform(uint64_t seed, uint64_t sample_id, uint32_t index, RandomStream stream) {
+constexpr double random_uniform(uint64_t seed, uint64_t sample_id, uint32_t index, RandomStream stream) {
   return random_words(seed, sample_id, index, stream)[0] * 0x1.0p-32;
 }
 

@@ -40,9 +40,11 @@ struct SampleArguments {
 };
 /// Per row: temperature_S fp32 (0 = greedy), top_p_S fp32 (1 = off), top_k_S int32 (0 = off), min_p_S fp32 (0 = off);
 /// sample_ids_S int64 (bits of the uint64), token_indices_S int32. Inverse cumulative sum over the vocabulary in id
-/// order with one Philox uniform (base/philox.h, stream 0). Returns ids_S int64 and log_probs_S fp32 = log-softmax in
-/// fp32 of logits / temperature over the first `vocab_size` columns, before top-p and top-k (greedy rows: temperature
-/// 1).
+/// order with one Philox uniform u (base/philox.h, stream 0): the first kept id whose running sum exceeds u * kept
+/// mass. Filters, in this order: top-k; top-p over what top-k left (the fewest best ids whose share reaches top_p);
+/// min-p (at least min_p times the best probability). Each is a threshold: ids that tie with the last one kept stay
+/// too. Greedy takes the lowest of tied ids. Returns ids_S int64 and log_probs_S fp32 = log-softmax in fp32 of logits /
+/// temperature over the first `vocab_size` columns, before the filters (greedy rows: temperature 1).
 std::pair<Tensor, Tensor> sample(const Tensor& logits_SV, int64_t vocab_size, const Tensor& temperature_S,
                                  const Tensor& top_p_S, const Tensor& top_k_S, const Tensor& min_p_S,
                                  const Tensor& sample_ids_S, const Tensor& token_indices_S,
