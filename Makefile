@@ -1,0 +1,53 @@
+# What people type. Everything behind it is in scripts/ and cmake/.
+BUILD ?= build
+JOBS ?= $(shell nproc)
+export CCACHE_SLOPPINESS := pch_defines,time_macros
+
+.PHONY: help deps build run pretrain test lint format soak bench cuda install clean
+
+help:
+	@echo "make run      install, build and train SmolLM2-135M on additions with reinforcement learning (10 minutes)"
+	@echo "make test     install, build and run the tests"
+	@echo "make build    $(BUILD)/bin/troupe and $(BUILD)/bin/troupe-tests"
+	@echo "make pretrain train a small model on Shakespeare from scratch"
+	@echo "make bench    speed beside transformers, TRL and llama.cpp     make soak   what is too long for CI"
+	@echo "make lint     format, rooms, clang-tidy                        make cuda   build with CUDA kernels and NCCL"
+
+deps:
+	@scripts/install-deps
+
+build: deps
+	@cmake --preset release $(CMAKE_ARGUMENTS) >$(BUILD).configure.log 2>&1 || { cat $(BUILD).configure.log; exit 1; }
+	@rm -f $(BUILD).configure.log
+	@cmake --build $(BUILD) -j $(JOBS)
+
+run: build
+	$(BUILD)/bin/troupe rl configs/quickstart.toml
+
+pretrain: build
+	$(BUILD)/bin/troupe pretrain configs/pretrain-shakespeare.toml
+
+test: build
+	@scripts/run-tests $(BUILD)
+
+lint:
+	@scripts/lint
+
+format:
+	@scripts/format-check --fix
+
+soak: build
+	@scripts/soak $(BUILD)
+
+bench: build
+	@bench/run $(BUILD)
+
+cuda: deps
+	@cmake --preset cuda
+	@cmake --build build-cuda -j $(JOBS)
+
+install: build
+	@cmake --install $(BUILD)
+
+clean:
+	rm -rf build build-debug build-asan build-cuda

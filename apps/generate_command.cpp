@@ -1,0 +1,174 @@
+// `troupe generate`: text from a model, streamed for one prompt or as a job over a JSONL file.
+#include <fstream>
+#include <iostream>
+
+#include "apps/commands.h"
+#include "apps/console.h"
+#include "apps/text_model.h"
+#include "base/cpu.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "rollout/engine.h"
+#include "rollout/packed_model.h"
+
+namespace troupe::apps {
+namespace {
+
+struct GenerateOptions {
+  std::string model, prompt, system, input, output, template_file, dtype = "auto";
+  bool chat = false;
+  SamplingOptions sampling;
+  uint64_t seed = 0;
+  int threads = 0;
+  int32_t max_sequences = 32;
+  int64_t max_context_length = 2048;
+};
+
+void check_options(const GenerateOptions& options) {
+  if (options.prompt.empty() == options.input.empty()) throw UsageError("give either --prompt or --input");
+  if (!options.input.empty() && options.output.empty()) throw UsageError("--input needs --output");
+  if (options.dtype != "auto" && options.dtype != "float32" && options.dtype != "bfloat16") throw UsageError(concat("--dtype ", options.dtype, " is not known; known: auto, float32, bfloat16"));
+  const auto& sampling = options.sampling;
+  if (sampling.temperature < 0) throw UsageError("--temperature is negative");
+  if (sampling.top_p <= 0 || sampling.top_p > 1) throw UsageError("--top-p lies in (0, 1]");
+  if (sampling.min_p < 0 || sampling.min_p > 1) throw UsageError("--min-p lies in [0, 1]");
+  if (sampling.top_k < 0 || sampling.max_new_tokens < 1) throw UsageError("--top-k is at least 0 and --max-new-tokens at least 1");
+}
+
+OrderedJson chat_messages(const GenerateOptions& options, const OrderedJson& prompt) {
+  auto messages = OrderedJson::array();
+  if (!options.system.empty()) messages.push_back({{"role", "system"}, {"content", options.system}});
+  if (prompt.is_array()) {
+    for (const auto& message : prompt) messages.push_back(message);
+  } else {
+    messages.push_back({{"role", "user"}, {"content", prompt}});
+  }
+  return messages;
+}
+
+std::vector<int32_t> encode_prompt(const TextModel& model, const GenerateOptions& options, const OrderedJson& prompt) {
+  if (options.chat || prompt.is_array()) return model.encode_chat(chat_messages(options, prompt));
+  return model.need_tokenizer().encode(prompt.get<std::string>(), true);
+}
+
+Engine make_engine(const TextModel& model, const GenerateOptions& options) {
+  EngineOptions engine_options;
+  engine_options.max_sequences = options.max_sequences;
+  engine_options.max_context_length = options.max_context_length;
+  engine_options.seed = options.seed;
+  engine_options.num_threads = options.threads > 0 ? options.threads : num_usable_cores();
+  at::set_num_threads(engine_options.num_threads);
+  const auto dtype = resolve_dtype(options.dtype);
+  Engine engine(model.config(), engine_options, model.tokenizer.get());
+  engine.set_weights(pack_model(model.config(), {0, load_weights(*model.reader, dtype)}, dtype, engine_options.num_threads));
+  return engine;
+}
+
+int generate_one(const TextModel& model, const GenerateOptions& options) {
+  auto engine = make_engine(model, options);
+  IncrementalDecoder decoder(model.need_tokenizer(), true);
+  engine.set_token_callback([&](uint64_t, int32_t token) { std::cout << decoder.push(token) << std::flush; });
+  engine.add({make_sample_id(0, 0), 0, encode_prompt(model, options, options.prompt), options.sampling, ""});
+  while (!engine.idle()) engine.step();
+  std::cout << decoder.finish() << std::endl;
+  return 0;
+}
+
+std::vector<OrderedJson> read_prompts(const std::string& path) {
+  std::istringstream lines(read_file(path));
+  std::vector<OrderedJson> records;
+  int64_t line_number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++line_number;
+    if (line_number == 1 && line.rfind("\xEF\xBB\xBF", 0) == 0) line.erase(0, 3);
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    auto record = OrderedJson::parse(line, nullptr, false);
+    const bool good = record.is_object() && ((record.contains("prompt") && (record["prompt"].is_string() || record["prompt"].is_array())) ||
+                                             (record.contains("messages") && record["messages"].is_array()));
+    require(good, path, ":", line_number, ": not a JSON object with \"prompt\" or \"messages\"");
+    records.push_back(std::move(record));
+  }
+  require(!records.empty(), path, " holds no prompt");
+  return records;
+}
+
+int generate_file(const TextModel& model, const GenerateOptions& options) {
+  const auto records = read_prompts(options.input);
+  auto engine = make_engine(model, options);
+  std::vector<nlohmann::json> results(records.size());
+  Console console("auto", static_cast<int64_t>(records.size()), 1);
+  const auto partial = options.output + ".partial";
+  std::ofstream out(partial, std::ios::trunc);
+  require(out.good(), "cannot write ", partial);
+  size_t next = 0, written = 0, done = 0;
+  while (written < records.size()) {
+    // Only as many prompts wait in the engine as it can take: a large file is not held twice.
+    while (next < records.size() && engine.num_free_slots() > 0) {
+      const auto& record = records[next];
+      const auto& prompt = record.contains("messages") ? record["messages"] : record["prompt"];
+      try {
+        engine.add({make_sample_id(next, 0), 0, encode_prompt(model, options, prompt), options.sampling, ""});
+      } catch (const Error& error) {
+        results[next] = {{"error", error.what()}};
+        ++done;
+      }
+      ++next;
+    }
+    for (auto& trajectory : engine.step()) {
+      results[trajectory.group] = {{"completion", trajectory.completion_text},
+                                   {"finish_reason", to_string(trajectory.finish_reason)},
+                                   {"num_tokens", trajectory.num_sampled_tokens()}};
+      ++done;
+    }
+    for (; written < records.size() && !results[written].is_null(); ++written) {  // in the order of the input
+      auto record = records[written];
+      for (const auto& [key, value] : results[written].items()) record[key] = value;
+      out << record.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) << "\n";
+      results[written] = nlohmann::json(true);
+    }
+    console.progress(static_cast<int64_t>(done));
+    require(out.good(), "cannot write ", partial, " (is the disk full?)");
+  }
+  out.close();
+  require(!out.fail(), "cannot write ", partial, " (is the disk full?)");
+  std::filesystem::rename(partial, options.output);
+  log::info(records.size(), " completions in ", options.output, "; ", engine.metrics().prefill_tokens_saved, " prompt tokens came from the cache");
+  return 0;
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, Action& action) {
+  auto options = std::make_shared<GenerateOptions>();
+  options->sampling.temperature = 0;
+  auto* command = app.add_subcommand("generate", "complete one prompt (streamed) or a JSONL file of them");
+  command->add_option("--model", options->model, "Hugging Face folder or GGUF file")->required();
+  command->add_option("--prompt", options->prompt, "the prompt");
+  command->add_flag("--chat", options->chat, "the prompt is a user's turn: apply the chat template");
+  command->add_option("--system", options->system, "system turn, with --chat");
+  command->add_option("--input", options->input, "JSONL with \"prompt\" or \"messages\"");
+  command->add_option("--output", options->output, "JSONL: the input's fields with completion, finish_reason, num_tokens");
+  command->add_option("--template", options->template_file, "another chat template than the model's");
+  command->add_option("--temperature", options->sampling.temperature, "0: greedy (default)");
+  command->add_option("--top-p", options->sampling.top_p);
+  command->add_option("--top-k", options->sampling.top_k);
+  command->add_option("--min-p", options->sampling.min_p);
+  command->add_option("--max-new-tokens", options->sampling.max_new_tokens)->capture_default_str();
+  command->add_option("--stop", options->sampling.stop, "string that ends the text; may be given several times");
+  command->add_option("--seed", options->seed);
+  command->add_option("--dtype", options->dtype, "auto, float32 or bfloat16");
+  command->add_option("--threads", options->threads, "default: all cores");
+  command->add_option("--max-sequences", options->max_sequences, "sequences decoded at a time")->capture_default_str()->check(CLI::Range(1, 65536));
+  command->add_option("--max-context-length", options->max_context_length, "tokens of prompt and completion")->capture_default_str()->check(CLI::Range(2, 1 << 24));
+  command->callback([options, &action] {
+    action = [options] {
+      check_options(*options);
+      auto model = open_text_model(options->model, options->template_file);
+      options->sampling.stop_token_ids = model.stop_token_ids();
+      return options->input.empty() ? generate_one(model, *options) : generate_file(model, *options);
+    };
+  });
+}
+
+}  // namespace troupe::apps

@@ -1,0 +1,23 @@
+// What the subcommands that run a configuration share: reading it, --dry-run, --print-config, the console and the report.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+#include "actors/topology.h"
+#include "apps/commands.h"
+#include "apps/config.h"
+
+namespace troupe::apps {
+
+/// A job as the command line sees it: how its topology is described and run.
+struct Job {
+  std::function<nlohmann::json(const Config&)> describe;
+  std::function<int(const Config&, RunObserver&)> run;  // exit code
+  std::function<void(const std::string& folder)> closing_words;
+};
+
+/// Adds `troupe NAME CONFIG.toml [--section.key=value ...] [--dry-run] [--print-config]`.
+void add_job(CLI::App& app, Action& action, const std::string& name, const std::string& help, Job job);
+
+}  // namespace troupe::apps

@@ -1,0 +1,63 @@
+// Entry of `troupe`: reads the command line, runs one subcommand, returns its exit code.
+#include <malloc.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <exception>
+#include <iostream>
+
+#include "apps/commands.h"
+#include "base/error.h"
+#include "base/log.h"
+
+namespace {
+
+/// The OpenMP run-time reads its wait policy once, before main. Its default, spinning, burns the cores that other actors of
+/// this process need; so the program starts itself anew once with the passive policy, unless the user chose one.
+void restart_with_passive_waits(char** arguments) {
+  if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
+  ::setenv("OMP_WAIT_POLICY", "passive", 1);
+  ::execv("/proc/self/exe", arguments);  // returns only where /proc is absent: then the default policy stays
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  restart_with_passive_waits(argv);
+  // Large tensors come back to the heap instead of the kernel: fresh pages would be faulted in at every step.
+  ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
+
+  CLI::App app{"Troupe: reinforcement learning of language models as a troupe of actors"};
+  app.require_subcommand(1);
+  app.set_version_flag("--version", TROUPE_VERSION);
+  bool verbose = false;
+  app.add_flag("--verbose", verbose, "log more");
+  troupe::apps::Action action;
+  troupe::apps::add_rl(app, action);
+  troupe::apps::add_pretrain(app, action);
+  troupe::apps::add_generate(app, action);
+  troupe::apps::add_verify(app, action);
+  troupe::apps::add_tokenize(app, action);
+  troupe::apps::add_chat_template(app, action);
+  troupe::apps::add_report(app, action);
+  troupe::apps::add_doctor(app, action);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int code = app.exit(error);
+    return code == 0 ? 0 : static_cast<int>(troupe::ExitCode::kUsage);
+  }
+  if (verbose) troupe::log::set_level(troupe::log::Level::kDebug);
+  try {
+    return action();
+  } catch (const troupe::Error& error) {
+    troupe::log::error(error.what());
+    return static_cast<int>(error.exit_code());
+  } catch (const std::bad_alloc&) {
+    troupe::log::error("out of memory");
+  } catch (const std::exception& error) {
+    troupe::log::error(error.what());
+  }
+  return static_cast<int>(troupe::ExitCode::kFailed);
+}
