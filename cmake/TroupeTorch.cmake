@@ -3,6 +3,8 @@
 # used: it insists on a CUDA toolkit even for programs that only touch the CPU.
 if(Torch_DIR)
   get_filename_component(TROUPE_TORCH_ROOT "${Torch_DIR}/../../.." ABSOLUTE)
+elseif(TROUPE_TORCH_ROOT_DEFAULT)
+  set(TROUPE_TORCH_ROOT "${TROUPE_TORCH_ROOT_DEFAULT}")
 else()
   set(TROUPE_TORCH_ROOT "${PROJECT_SOURCE_DIR}/.deps/python/torch")
 endif()

@@ -1,0 +1,118 @@
+// The configuration: what it accepts, and that every mistake names key, value and cure (B146, B149).
+#include "apps/config.h"
+
+#include "apps/build_topology.h"
+#include "base/error.h"
+#include "tests/doctest.h"
+
+using namespace troupe;
+using troupe::apps::Config;
+
+namespace {
+
+std::string message_of(const std::string& toml, const std::vector<std::string>& overrides = {}) {
+  try {
+    Config::from_text(toml, "test.toml", overrides);
+  } catch (const UsageError& error) {
+    CHECK(error.exit_code() == ExitCode::kUsage);
+    return error.what();
+  }
+  return "";
+}
+
+bool mentions(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+/// A configuration that RL accepts, plus `more`.
+std::string rl_error(const std::string& more) {
+  const std::string base = "[model]\npath = \"configs/models/shakespeare-llama\"\n[data]\nkind = \"arithmetic\"\n[[reward]]\nkind = \"number\"\n";
+  try {
+    apps::build_rl_topology(Config::from_text(base + more, "test.toml", {}));
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("defaults, file and command line, in this order") {
+  const auto config = Config::from_text("[training]\nsteps = 7\n[optimizer]\nlr = 1\n", "test.toml", {"--training.steps=9", "--sampling.stop=[\"a\", \"b\"]", "--run.name=x y"});
+  CHECK(config.integer("training.steps") == 9);
+  CHECK(config.value("training.steps").origin == "command line");
+  CHECK(config.number("optimizer.lr") == 1.0);
+  CHECK(config.value("optimizer.lr").origin == "test.toml:4");
+  CHECK(config.strings("sampling.stop") == std::vector<std::string>{"a", "b"});
+  CHECK(config.string("run.name") == "x y");
+  CHECK(config.number("optimizer.beta1") == 0.9);
+  CHECK(config.is_default("optimizer.beta1"));
+  CHECK(config.integer_or("topology.threads", 3) == 3);
+}
+
+TEST_CASE("B146 unknown keys stop with the key and a near match") {
+  auto text = message_of("[training]\nstps = 3\n");
+  CHECK(mentions(text, "training.stps"));
+  CHECK(mentions(text, "training.steps"));
+  CHECK(mentions(text, "test.toml:2"));
+  text = message_of("learning_rate = 1.0\n");
+  CHECK(mentions(text, "learning_rate"));
+  CHECK(mentions(text, "optimizer.lr"));
+  text = message_of("[optimiser]\nlr = 1.0\n");
+  CHECK(mentions(text, "optimiser.lr"));
+  CHECK(mentions(text, "optimizer.lr"));
+  text = message_of("[algorithm]\nnum-epochs = 2\n");
+  CHECK(mentions(text, "algorithm.num-epochs"));
+  CHECK(mentions(text, "algorithm.num_epochs"));
+  text = message_of("", {"--training.step=3"});
+  CHECK(mentions(text, "training.step"));
+  CHECK(mentions(text, "training.steps"));
+  CHECK(mentions(text, "command line"));
+  CHECK(mentions(message_of("", {"training.steps=3"}), "--section.key=value"));
+  CHECK(mentions(message_of("", {"--training.steps"}), "--section.key=value"));
+}
+
+TEST_CASE("wrong types and values name key, value and what would be right") {
+  CHECK(mentions(message_of("[training]\nsteps = 3.5\n"), "training.steps takes a whole number, not 3.5"));
+  CHECK(mentions(message_of("[training]\nsteps = \"3\"\n"), "training.steps takes a whole number"));
+  CHECK(mentions(message_of("[optimizer]\nlr = \"fast\"\n"), "optimizer.lr takes a number, not \"fast\""));
+  CHECK(mentions(message_of("[optimizer]\nlr = nan\n"), "optimizer.lr takes a number"));
+  CHECK(mentions(message_of("[training]\nsteps = 0\n"), "training.steps = 0 is below 1"));
+  CHECK(mentions(message_of("[rollout]\ndtype = \"float16\"\n"), "known: auto, float32, bfloat16"));
+  CHECK(mentions(message_of("[run]\nname = 2020-01-01\n"), "run.name"));
+  CHECK(mentions(message_of("[run\nname = 1\n"), "test.toml:1: not valid TOML"));
+  CHECK(mentions(message_of("", {"--training.steps=many"}), "training.steps takes a whole number, not many"));
+  CHECK(mentions(message_of("", {"--optimizer.lr=1e400"}), "optimizer.lr"));
+}
+
+TEST_CASE("what is printed can be read again") {
+  const auto config = Config::from_text("[run]\nname = \"a \\\"b\\\" \\n c\"\n[optimizer]\nlr = 2.5e-7\n[sampling]\nstop = [\"x\"]\n[[reward]]\nkind = \"regex\"\npattern = \"a\\\\d\"\nweight = 2.0\n",
+                                        "test.toml", {});
+  const auto again = Config::from_text(config.print(true), "printed", {});
+  for (const auto& key : apps::config_keys()) CHECK_MESSAGE(again.value(key.name).value == config.value(key.name).value, key.name);
+  CHECK(again.rewards() == config.rewards());
+}
+
+TEST_CASE("every key has a help text, a fitting default and a unique name") {
+  std::set<std::string> names;
+  for (const auto& key : apps::config_keys()) {
+    CHECK_MESSAGE(names.insert(key.name).second, key.name);
+    CHECK_MESSAGE(!key.help.empty(), key.name);
+  }
+  const Config config;
+  CHECK_NOTHROW(Config::from_text(config.print(false), "printed", {}));
+}
+
+TEST_CASE("impossible combinations are refused before anything is loaded") {
+  CHECK(rl_error("") == "");
+  CHECK(mentions(rl_error("[async_loop]\nnum_samples_per_prompt = 1\n"), "needs at least 2"));  // B149
+  CHECK(mentions(rl_error("[sampling]\ntemperature = 0\n"), "temperature above 0"));
+  CHECK(mentions(rl_error("[run]\ndeterministic = true\n"), "target_offpolicy_steps = 0"));
+  CHECK(mentions(rl_error("[algorithm]\naggregation = \"constant\"\n"), "constant_length"));
+  CHECK(mentions(rl_error("[algorithm]\ndual_clip = 0.5\n"), "dual_clip"));
+  CHECK(mentions(rl_error("[algorithm]\nnum_minibatches = 9\n"), "num_prompts_per_train_step"));
+  CHECK(mentions(rl_error("[parallelism]\ndata_parallel_shard_degree = 0\n"), "data_parallel_shard_degree"));
+  CHECK(mentions(rl_error("[sampling]\nmax_new_tokens = 4096\n"), "no room for a prompt"));
+  CHECK(mentions(rl_error("[checkpoint]\nresume = \"/nowhere\"\n"), "no such folder"));
+  CHECK(mentions(rl_error("[[reward]]\nkind = \"nummer\"\n"), "number"));
+  CHECK(mentions(rl_error("[[reward]]\nkind = \"number\"\n"), "two [[reward]] tables"));
+  CHECK(mentions(rl_error("[[reward]]\nname = \"x\"\nkind = \"number\"\ncolour = 1\n"), "colour"));
+}
