@@ -35,7 +35,8 @@ ModelOptions model_options(const Config& config) {
   if (!std::filesystem::exists(model.path)) refuse(config, "model.path", "there is no such file or folder");
   model.random_init = config.boolean("model.random_init");
   model.chat_template_path = config.string("data.chat_template");
-  if (!model.chat_template_path.empty() && !std::filesystem::is_regular_file(model.chat_template_path)) refuse(config, "data.chat_template", "there is no such file");
+  if (!model.chat_template_path.empty() && !std::filesystem::is_regular_file(model.chat_template_path))
+    refuse(config, "data.chat_template", "there is no such file");
   return model;
 }
 
@@ -46,10 +47,12 @@ AlgorithmOptions algorithm_options(const Config& config) {
   algorithm.clip_low = config.number("algorithm.clip_low");
   algorithm.clip_high = config.number("algorithm.clip_high");
   algorithm.dual_clip = config.number("algorithm.dual_clip");
-  if (algorithm.dual_clip != 0 && algorithm.dual_clip <= 1) refuse(config, "algorithm.dual_clip", "is above 1, or 0 for off");
+  if (algorithm.dual_clip != 0 && algorithm.dual_clip <= 1)
+    refuse(config, "algorithm.dual_clip", "is above 1, or 0 for off");
   algorithm.aggregation = config.string("algorithm.aggregation");
   algorithm.constant_length = config.number("algorithm.constant_length");
-  if (algorithm.aggregation == "constant" && algorithm.constant_length <= 0) refuse(config, "algorithm.constant_length", "aggregation \"constant\" needs a length above 0");
+  if (algorithm.aggregation == "constant" && algorithm.constant_length <= 0)
+    refuse(config, "algorithm.constant_length", "aggregation \"constant\" needs a length above 0");
   algorithm.kl_coefficient = config.number("algorithm.kl_coefficient");
   algorithm.kl_estimator = config.string("algorithm.kl_estimator");
   algorithm.kl_in = config.string("algorithm.kl_in");
@@ -58,7 +61,9 @@ AlgorithmOptions algorithm_options(const Config& config) {
   algorithm.num_epochs = config.integer("algorithm.num_epochs");
   algorithm.num_minibatches = config.integer("algorithm.num_minibatches");
   if (algorithm.num_minibatches > config.integer("async_loop.num_prompts_per_train_step")) {
-    refuse(config, "algorithm.num_minibatches", concat("a batch of ", config.integer("async_loop.num_prompts_per_train_step"), " groups (async_loop.num_prompts_per_train_step) has fewer"));
+    refuse(config, "algorithm.num_minibatches",
+           concat("a batch of ", config.integer("async_loop.num_prompts_per_train_step"),
+                  " groups (async_loop.num_prompts_per_train_step) has fewer"));
   }
   algorithm.old_log_probs = config.string("algorithm.old_log_probs");
   algorithm.entropy_coefficient = config.number("algorithm.entropy_coefficient");
@@ -78,7 +83,9 @@ LearnerOptions learner_options(const Config& config, int num_ranks) {
   learner.optimizer.eps = config.number("optimizer.eps");
   learner.optimizer.weight_decay = config.number("optimizer.weight_decay");
   learner.schedule.warmup_steps = config.integer("lr_scheduler.warmup_steps");
-  learner.schedule.total_steps = config.integer_or("lr_scheduler.total_steps", config.integer("training.steps") * config.integer("algorithm.num_epochs") * config.integer("algorithm.num_minibatches"));
+  learner.schedule.total_steps = config.integer_or(
+      "lr_scheduler.total_steps", config.integer("training.steps") * config.integer("algorithm.num_epochs") *
+                                      config.integer("algorithm.num_minibatches"));
   learner.schedule.decay_ratio = config.number("lr_scheduler.decay_ratio");
   learner.schedule.decay_type = config.string("lr_scheduler.decay_type");
   learner.schedule.min_lr_factor = config.number("lr_scheduler.min_lr_factor");
@@ -101,8 +108,10 @@ CheckpointOptions checkpoint_options(const Config& config) {
   checkpoint.interval = config.integer("checkpoint.interval");
   checkpoint.keep_latest_k = config.integer("checkpoint.keep_latest_k");
   checkpoint.resume = config.string("checkpoint.resume");
-  if (checkpoint.resume != "auto" && checkpoint.resume != "never" && !std::filesystem::is_directory(checkpoint.resume)) {
-    refuse(config, "checkpoint.resume", "takes \"auto\", \"never\" or a checkpoint folder, and there is no such folder");
+  if (checkpoint.resume != "auto" && checkpoint.resume != "never" &&
+      !std::filesystem::is_directory(checkpoint.resume)) {
+    refuse(config, "checkpoint.resume",
+           "takes \"auto\", \"never\" or a checkpoint folder, and there is no such folder");
   }
   checkpoint.last_save_in_hf = config.boolean("checkpoint.last_save_in_hf");
   checkpoint.export_dtype = config.string("checkpoint.export_dtype");
@@ -111,8 +120,10 @@ CheckpointOptions checkpoint_options(const Config& config) {
 
 int num_ranks(const Config& config) {
   const auto degree = config.integer("parallelism.data_parallel_shard_degree");
-  if (degree == 0 || degree < -1) refuse(config, "parallelism.data_parallel_shard_degree", "takes a number of ranks, or -1 for one");
-  if (degree > 64) refuse(config, "parallelism.data_parallel_shard_degree", "ranks are threads of one process here: at most 64");
+  if (degree == 0 || degree < -1)
+    refuse(config, "parallelism.data_parallel_shard_degree", "takes a number of ranks, or -1 for one");
+  if (degree > 64)
+    refuse(config, "parallelism.data_parallel_shard_degree", "ranks are threads of one process here: at most 64");
   return degree == -1 ? 1 : static_cast<int>(degree);
 }
 
@@ -126,7 +137,9 @@ MetricsOptions metrics_options(const Config& config) {
   return {config.integer("metrics.log_freq"), config.boolean("metrics.enable_trace")};
 }
 
-int threads(const Config& config) { return static_cast<int>(config.integer_or("topology.threads", num_usable_cores())); }
+int threads(const Config& config) {
+  return static_cast<int>(config.integer_or("topology.threads", num_usable_cores()));
+}
 
 void check_paths(const Config& config, const std::string& name) {
   for (const auto& path : config.strings(name)) {
@@ -139,7 +152,8 @@ PromptSourceOptions prompt_options(const Config& config) {
   data.kind = config.string("data.kind");
   if (data.kind == "text") refuse(config, "data.kind", "is for pre-training; RL takes jsonl or arithmetic");
   data.paths = config.strings("data.paths");
-  if (data.kind == "jsonl" && data.paths.empty()) refuse(config, "data.paths", "data.kind = \"jsonl\" needs at least one file");
+  if (data.kind == "jsonl" && data.paths.empty())
+    refuse(config, "data.paths", "data.kind = \"jsonl\" needs at least one file");
   check_paths(config, "data.paths");
   data.prompt_field = config.string("data.prompt_field");
   data.answer_field = config.string("data.answer_field");
@@ -149,7 +163,8 @@ PromptSourceOptions prompt_options(const Config& config) {
   data.num_digits = config.integer("data.num_digits");
   data.operators = config.string("data.operators");
   data.template_text = config.string("data.template");
-  if (data.kind == "arithmetic" && (data.operators.empty() || data.operators.find_first_not_of("+-*") != std::string::npos)) {
+  if (data.kind == "arithmetic" &&
+      (data.operators.empty() || data.operators.find_first_not_of("+-*") != std::string::npos)) {
     refuse(config, "data.operators", "takes any of + - *");
   }
   return data;
@@ -194,7 +209,8 @@ std::vector<RewardOptions> reward_options(const Config& config) {
       return fallback;
     };
     reward.kind = take("kind", std::string());
-    if (reward.kind.empty()) throw UsageError(concat("a [[reward]] table needs a kind; known: ", join(known_reward_kinds(), ", ")));
+    if (reward.kind.empty())
+      throw UsageError(concat("a [[reward]] table needs a kind; known: ", join(known_reward_kinds(), ", ")));
     reward.name = take("name", reward.kind);
     reward.weight = take("weight", 1.0);
     reward.timeout_s = take("timeout_s", 10.0);
@@ -211,14 +227,18 @@ std::vector<RewardOptions> reward_options(const Config& config) {
 SamplingOptions sampling_options(const Config& config) {
   SamplingOptions sampling;
   sampling.temperature = config.number("sampling.temperature");
-  if (sampling.temperature <= 0) refuse(config, "sampling.temperature", "training needs samples: a temperature above 0 (greedy decoding explores nothing)");
+  if (sampling.temperature <= 0)
+    refuse(config, "sampling.temperature",
+           "training needs samples: a temperature above 0 (greedy decoding explores nothing)");
   sampling.top_p = config.number("sampling.top_p");
   if (sampling.top_p <= 0) refuse(config, "sampling.top_p", "is above 0");
   sampling.top_k = static_cast<int32_t>(config.integer("sampling.top_k"));
   sampling.min_p = config.number("sampling.min_p");
   sampling.max_new_tokens = static_cast<int32_t>(config.integer("sampling.max_new_tokens"));
   if (sampling.max_new_tokens >= config.integer("training.max_context_length")) {
-    refuse(config, "sampling.max_new_tokens", concat("leaves no room for a prompt in training.max_context_length = ", config.integer("training.max_context_length")));
+    refuse(config, "sampling.max_new_tokens",
+           concat("leaves no room for a prompt in training.max_context_length = ",
+                  config.integer("training.max_context_length")));
   }
   sampling.stop = config.strings("sampling.stop");
   return sampling;
@@ -235,7 +255,9 @@ RolloutOptions rollout_options(const Config& config) {
   rollout.engine.seed = static_cast<uint64_t>(config.integer("run.seed"));
   rollout.engine.deterministic = config.boolean("run.deterministic");
   const auto policy = config.string("rollout.on_weights");
-  rollout.engine.on_weights = policy == "keep" ? OnWeights::kKeep : policy == "recompute" ? OnWeights::kRecompute : OnWeights::kFinish;
+  rollout.engine.on_weights = policy == "keep"        ? OnWeights::kKeep
+                              : policy == "recompute" ? OnWeights::kRecompute
+                                                      : OnWeights::kFinish;
   rollout.dtype = config.string("rollout.dtype");
   rollout.group_to_worker = config.string("rollout.group_to_worker");
   rollout.num_threads = static_cast<int>(config.integer_or("topology.rollout_threads", 0));
@@ -258,14 +280,18 @@ RlTopology build_rl_topology(const Config& config) {
   topology.async_loop.num_samples_per_prompt = config.integer("async_loop.num_samples_per_prompt");
   topology.async_loop.max_refill_rounds = config.integer("algorithm.max_refill_rounds");
   if (topology.async_loop.num_samples_per_prompt < 2) {
-    refuse(config, "async_loop.num_samples_per_prompt", "group advantages compare the samples of a prompt: needs at least 2");  // B149
+    refuse(config, "async_loop.num_samples_per_prompt",
+           "group advantages compare the samples of a prompt: needs at least 2");  // B149
   }
   if (topology.run.deterministic && topology.async_loop.target_offpolicy_steps != 0) {
-    refuse(config, "run.deterministic", concat("needs async_loop.target_offpolicy_steps = 0, not ", topology.async_loop.target_offpolicy_steps));
+    refuse(config, "run.deterministic",
+           concat("needs async_loop.target_offpolicy_steps = 0, not ", topology.async_loop.target_offpolicy_steps));
   }
   topology.rollout = rollout_options(config);
-  if (topology.run.deterministic && config.is_default("rollout.group_to_worker")) topology.rollout.group_to_worker = "fixed";
-  if (topology.run.deterministic && topology.rollout.group_to_worker != "fixed") refuse(config, "rollout.group_to_worker", "run.deterministic needs \"fixed\"");
+  if (topology.run.deterministic && config.is_default("rollout.group_to_worker"))
+    topology.rollout.group_to_worker = "fixed";
+  if (topology.run.deterministic && topology.rollout.group_to_worker != "fixed")
+    refuse(config, "rollout.group_to_worker", "run.deterministic needs \"fixed\"");
   topology.sampling = sampling_options(config);
   topology.rewards = reward_options(config);
   topology.evaluation = evaluation_options(config, topology.data);
@@ -290,19 +316,22 @@ PretrainTopology build_pretrain_topology(const Config& config) {
   topology.data.text_field = config.string("data.text_field");
   if (!config.string("data.validation").empty()) {
     topology.data.validation_paths = {config.string("data.validation")};
-    if (!std::filesystem::is_regular_file(config.string("data.validation"))) refuse(config, "data.validation", "there is no such file");
+    if (!std::filesystem::is_regular_file(config.string("data.validation")))
+      refuse(config, "data.validation", "there is no such file");
   }
   topology.data.seed = static_cast<uint64_t>(config.integer_or("data.seed", config.integer("run.seed")));
   topology.sequence_length = config.integer("training.max_context_length");
   const auto microbatch = config.integer("training.num_tokens_per_microbatch_per_dp_rank");
   if (microbatch < topology.sequence_length) {
-    refuse(config, "training.num_tokens_per_microbatch_per_dp_rank", concat("is below training.max_context_length = ", topology.sequence_length));
+    refuse(config, "training.num_tokens_per_microbatch_per_dp_rank",
+           concat("is below training.max_context_length = ", topology.sequence_length));
   }
   const auto tokens = config.integer("training.num_tokens_per_train_step");
   topology.num_tokens_per_train_step = tokens > 0 ? tokens : microbatch * topology.num_ranks;
   if (topology.num_tokens_per_train_step % (microbatch * topology.num_ranks) != 0) {
     refuse(config, "training.num_tokens_per_train_step",
-           concat("is not a multiple of ", microbatch, " tokens a micro-batch * ", topology.num_ranks, " ranks = ", microbatch * topology.num_ranks));
+           concat("is not a multiple of ", microbatch, " tokens a micro-batch * ", topology.num_ranks,
+                  " ranks = ", microbatch * topology.num_ranks));
   }
   topology.validation_interval = config.integer("evaluation.interval");
   topology.checkpoint = checkpoint_options(config);

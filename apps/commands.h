@@ -19,5 +19,9 @@ void add_tokenize(CLI::App& app, Action& action);
 void add_chat_template(CLI::App& app, Action& action);
 void add_doctor(CLI::App& app, Action& action);
 void add_report(CLI::App& app, Action& action);
+void add_keys(CLI::App& app, Action& action);
+
+/// The text of docs/configuration.md.
+std::string configuration_page();
 
 }  // namespace troupe::apps

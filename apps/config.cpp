@@ -30,12 +30,18 @@ std::set<std::string> known_sections() {
 
 const char* type_text(KeyType type) {
   switch (type) {
-    case KeyType::kInteger: return "a whole number";
-    case KeyType::kNumber: return "a number";
-    case KeyType::kBoolean: return "true or false";
-    case KeyType::kString: return "a string";
-    case KeyType::kStringList: return "a list of strings";
-    case KeyType::kIntegerOrAuto: return "a whole number or \"auto\"";
+    case KeyType::kInteger:
+      return "a whole number";
+    case KeyType::kNumber:
+      return "a number";
+    case KeyType::kBoolean:
+      return "true or false";
+    case KeyType::kString:
+      return "a string";
+    case KeyType::kStringList:
+      return "a list of strings";
+    case KeyType::kIntegerOrAuto:
+      return "a whole number or \"auto\"";
   }
   return "";
 }
@@ -54,7 +60,8 @@ const char* type_text(KeyType type) {
   }
   if (last == "learning_rate") near = "optimizer.lr";
   const bool known = known_sections().count(section) != 0 || section == "reward";
-  throw UsageError(concat(origin, ": unknown key ", name, known || dot == std::string::npos ? "" : " (there is no section " + section + ")",
+  throw UsageError(concat(origin, ": unknown key ", name,
+                          known || dot == std::string::npos ? "" : " (there is no section " + section + ")",
                           near.empty() ? "" : "; did you mean " + near + "?"));
 }
 
@@ -79,10 +86,14 @@ json to_json(const toml::node& node, const std::string& name, const std::string&
 
 bool fits(KeyType type, const json& value) {
   switch (type) {
-    case KeyType::kInteger: return value.is_number_integer();
-    case KeyType::kNumber: return value.is_number() && std::isfinite(value.get<double>());
-    case KeyType::kBoolean: return value.is_boolean();
-    case KeyType::kString: return value.is_string();
+    case KeyType::kInteger:
+      return value.is_number_integer();
+    case KeyType::kNumber:
+      return value.is_number() && std::isfinite(value.get<double>());
+    case KeyType::kBoolean:
+      return value.is_boolean();
+    case KeyType::kString:
+      return value.is_string();
     case KeyType::kStringList: {
       if (!value.is_array()) return false;
       for (const auto& element : value) {
@@ -90,7 +101,8 @@ bool fits(KeyType type, const json& value) {
       }
       return true;
     }
-    case KeyType::kIntegerOrAuto: return value.is_number_integer() || value == "auto";
+    case KeyType::kIntegerOrAuto:
+      return value.is_number_integer() || value == "auto";
   }
   return false;
 }
@@ -103,7 +115,8 @@ std::string to_toml(const json& value) {
   }
   if (value.is_object()) {
     std::string text = "{ ";
-    for (const auto& [key, element] : value.items()) text += (text.size() > 2 ? ", " : "") + json(key).dump() + " = " + to_toml(element);
+    for (const auto& [key, element] : value.items())
+      text += (text.size() > 2 ? ", " : "") + json(key).dump() + " = " + to_toml(element);
     return text + " }";
   }
   if (value.is_number_float()) {
@@ -130,7 +143,8 @@ Config Config::load(const std::string& path, const std::vector<std::string>& ove
   return from_text(text, path, overrides);
 }
 
-Config Config::from_text(const std::string& text, const std::string& origin, const std::vector<std::string>& overrides) {
+Config Config::from_text(const std::string& text, const std::string& origin,
+                         const std::vector<std::string>& overrides) {
   Config config;
   toml::table root;
   try {
@@ -157,8 +171,10 @@ Config Config::from_text(const std::string& text, const std::string& origin, con
       const auto name = section + "." + std::string(key.str());
       const auto line = concat(origin, ":", value.source().begin.line);
       if (name == "topology.place") {
-        throw UsageError(concat(line, ": [[topology.place]] places roles in other processes or on other hosts, which this version does not do; "
-                                      "rollout.num_workers and parallelism.data_parallel_shard_degree scale the roles of this process"));
+        throw UsageError(concat(
+            line,
+            ": [[topology.place]] places roles in other processes or on other hosts, which this version does not do; "
+            "rollout.num_workers and parallelism.data_parallel_shard_degree scale the roles of this process"));
       }
       if (find_key(name) == nullptr) unknown_key(name, line);
       config.set(name, to_json(value, name, line), line);
@@ -170,9 +186,11 @@ Config Config::from_text(const std::string& text, const std::string& origin, con
 
 void Config::set(const std::string& name, json value, const std::string& origin) {
   const auto& key = *find_key(name);
-  if (!fits(key.type, value)) throw UsageError(concat(origin, ": ", name, " takes ", type_text(key.type), ", not ", value.dump()));
+  if (!fits(key.type, value))
+    throw UsageError(concat(origin, ": ", name, " takes ", type_text(key.type), ", not ", value.dump()));
   if (key.type == KeyType::kNumber) value = value.get<double>();
-  if (!key.choices.empty() && std::find(key.choices.begin(), key.choices.end(), value.get<std::string>()) == key.choices.end()) {
+  if (!key.choices.empty() &&
+      std::find(key.choices.begin(), key.choices.end(), value.get<std::string>()) == key.choices.end()) {
     std::string known;
     for (const auto& word : key.choices) known += (known.empty() ? "" : ", ") + word;
     throw UsageError(concat(origin, ": ", name, " = ", value.dump(), " is not known; known: ", known));
@@ -188,7 +206,8 @@ void Config::set(const std::string& name, json value, const std::string& origin)
 void Config::override_with(const std::string& text) {
   const std::string origin = "command line";
   const auto equals = text.find('=');
-  if (text.rfind("--", 0) != 0 || equals == std::string::npos) throw UsageError(concat("cannot read ", text, ": overrides are written --section.key=value"));
+  if (text.rfind("--", 0) != 0 || equals == std::string::npos)
+    throw UsageError(concat("cannot read ", text, ": overrides are written --section.key=value"));
   const auto name = text.substr(2, equals - 2);
   const auto word = text.substr(equals + 1);
   const auto* key = find_key(name);
@@ -221,7 +240,9 @@ int64_t Config::integer(const std::string& name) const { return value(name).valu
 double Config::number(const std::string& name) const { return value(name).value.get<double>(); }
 bool Config::boolean(const std::string& name) const { return value(name).value.get<bool>(); }
 std::string Config::string(const std::string& name) const { return value(name).value.get<std::string>(); }
-std::vector<std::string> Config::strings(const std::string& name) const { return value(name).value.get<std::vector<std::string>>(); }
+std::vector<std::string> Config::strings(const std::string& name) const {
+  return value(name).value.get<std::vector<std::string>>();
+}
 int64_t Config::integer_or(const std::string& name, int64_t automatic) const {
   const auto& json_value = value(name).value;
   return json_value.is_string() ? automatic : json_value.get<int64_t>();

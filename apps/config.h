@@ -29,14 +29,16 @@ struct ConfigValue {
   std::string origin = "default";
 };
 
-/// All keys with their values. Getters throw std::logic_error on names that are not in the table (a bug, not a user's mistake).
+/// All keys with their values. Getters throw std::logic_error on names that are not in the table (a bug, not a user's
+/// mistake).
 class Config {
  public:
   Config();
-  /// Reads a file, then overrides of the form "--section.key=value". Throws UsageError: unknown key or section (with the
-  /// nearest known one), wrong type, value outside its range or choices, syntax error with line.
+  /// Reads a file, then overrides of the form "--section.key=value". Throws UsageError: unknown key or section (with
+  /// the nearest known one), wrong type, value outside its range or choices, syntax error with line.
   static Config load(const std::string& path, const std::vector<std::string>& overrides);
-  static Config from_text(const std::string& toml, const std::string& origin, const std::vector<std::string>& overrides);
+  static Config from_text(const std::string& toml, const std::string& origin,
+                          const std::vector<std::string>& overrides);
 
   int64_t integer(const std::string& name) const;
   double number(const std::string& name) const;

@@ -10,12 +10,18 @@ KeySpec integer(std::string name, int64_t value, std::string help, double minimu
 KeySpec number(std::string name, double value, std::string help, double minimum = -1e300, double maximum = 1e300) {
   return {std::move(name), KeyType::kNumber, value, std::move(help), {}, minimum, maximum};
 }
-KeySpec boolean(std::string name, bool value, std::string help) { return {std::move(name), KeyType::kBoolean, value, std::move(help)}; }
-KeySpec text(std::string name, std::string value, std::string help) { return {std::move(name), KeyType::kString, value, std::move(help)}; }
+KeySpec boolean(std::string name, bool value, std::string help) {
+  return {std::move(name), KeyType::kBoolean, value, std::move(help)};
+}
+KeySpec text(std::string name, std::string value, std::string help) {
+  return {std::move(name), KeyType::kString, value, std::move(help)};
+}
 KeySpec choice(std::string name, std::string value, std::vector<std::string> choices, std::string help) {
   return {std::move(name), KeyType::kString, value, std::move(help), std::move(choices)};
 }
-KeySpec list(std::string name, std::string help) { return {std::move(name), KeyType::kStringList, nlohmann::json::array(), std::move(help)}; }
+KeySpec list(std::string name, std::string help) {
+  return {std::move(name), KeyType::kStringList, nlohmann::json::array(), std::move(help)};
+}
 KeySpec automatic(std::string name, std::string help, double minimum = 1) {
   return {std::move(name), KeyType::kIntegerOrAuto, "auto", std::move(help), {}, minimum};
 }
@@ -26,19 +32,24 @@ std::vector<KeySpec> make_keys() {
       text("run.name", "run", "name of the run; part of the default folder"),
       text("run.folder", "", "run folder; empty: runs/<run.name>"),
       integer("run.seed", 0, "seed of every random number of the run", 0),
-      boolean("run.deterministic", false, "repeat and resume bit for bit: synchronous, fixed group to worker, ordered batches"),
+      boolean("run.deterministic", false,
+              "repeat and resume bit for bit: synchronous, fixed group to worker, ordered batches"),
 
       text("model.path", "", "Hugging Face folder or GGUF file; needed"),
-      boolean("model.random_init", false, "start from random weights: only the configuration and tokenizer are read from model.path"),
+      boolean("model.random_init", false,
+              "start from random weights: only the configuration and tokenizer are read from model.path"),
 
       integer("training.steps", 100, "train steps of the whole run", 1),
       number("training.max_norm", 1.0, "global gradient norm is clipped to this; 0: not clipped", 0),
-      choice("training.mixed_precision_param", "auto", dtypes, "dtype of compute; auto: bfloat16 where the processor has it"),
+      choice("training.mixed_precision_param", "auto", dtypes,
+             "dtype of compute; auto: bfloat16 where the processor has it"),
       choice("training.mixed_precision_reduce", "float32", {"float32", "bfloat16"}, "dtype of gradients between ranks"),
       integer("training.num_tokens_per_microbatch_per_dp_rank", 4096, "packed tokens of one forward and backward", 1),
-      integer("training.num_tokens_per_train_step", -1, "pre-training: tokens of one step over all ranks; -1: one micro-batch a rank", -1),
+      integer("training.num_tokens_per_train_step", -1,
+              "pre-training: tokens of one step over all ranks; -1: one micro-batch a rank", -1),
       integer("training.max_context_length", 2048, "longest sequence in tokens", 2),
-      integer("training.skip_nonfinite_steps", 3, "steps in a row with a non-finite loss or gradient before the run stops", 0),
+      integer("training.skip_nonfinite_steps", 3,
+              "steps in a row with a non-finite loss or gradient before the run stops", 0),
 
       choice("optimizer.name", "adamw", {"adamw"}, "optimizer"),
       number("optimizer.lr", 1e-6, "learning rate after warm-up", 0),
@@ -49,22 +60,29 @@ std::vector<KeySpec> make_keys() {
 
       integer("lr_scheduler.warmup_steps", 0, "steps of linear warm-up", 0),
       automatic("lr_scheduler.total_steps", "length of the schedule; auto: training.steps"),
-      number("lr_scheduler.decay_ratio", 0.0, "share of the schedule, at its end, in which the rate decays; 0: constant", 0, 1),
+      number("lr_scheduler.decay_ratio", 0.0,
+             "share of the schedule, at its end, in which the rate decays; 0: constant", 0, 1),
       choice("lr_scheduler.decay_type", "linear", {"linear", "sqrt", "cosine"}, "shape of the decay"),
       number("lr_scheduler.min_lr_factor", 0.0, "the rate never falls below this share of optimizer.lr", 0, 1),
 
-      integer("parallelism.data_parallel_shard_degree", -1, "trainer ranks over which parameters, gradients and optimizer state are sharded; -1: one", -1),
-      choice("parallelism.fsdp_reshard_after_forward", "default", {"default", "always", "never"}, "whether a layer's gathered parameters are freed after its forward"),
+      integer("parallelism.data_parallel_shard_degree", -1,
+              "trainer ranks over which parameters, gradients and optimizer state are sharded; -1: one", -1),
+      choice("parallelism.fsdp_reshard_after_forward", "default", {"default", "always", "never"},
+             "whether a layer's gathered parameters are freed after its forward"),
       choice("parallelism.ranks", "threads", {"threads"}, "ranks are threads of this process"),
-      choice("activation_checkpoint.mode", "none", {"none", "selective", "full"}, "what the backward recomputes instead of keeping"),
+      choice("activation_checkpoint.mode", "none", {"none", "selective", "full"},
+             "what the backward recomputes instead of keeping"),
 
       boolean("checkpoint.enable", true, "save checkpoints"),
       integer("checkpoint.interval", 50, "steps between checkpoints", 1),
       integer("checkpoint.keep_latest_k", 3, "older checkpoints are removed; 0: keep all", 0),
-      choice("checkpoint.async_mode", "async", {"async", "disabled"}, "async: written from a snapshot while training goes on"),
-      boolean("checkpoint.last_save_in_hf", true, "write the trained model as a Hugging Face folder (model/) at the end"),
+      choice("checkpoint.async_mode", "async", {"async", "disabled"},
+             "async: written from a snapshot while training goes on"),
+      boolean("checkpoint.last_save_in_hf", true,
+              "write the trained model as a Hugging Face folder (model/) at the end"),
       choice("checkpoint.export_dtype", "float32", {"float32", "bfloat16"}, "dtype of that folder"),
-      text("checkpoint.resume", "auto", "\"auto\": from the newest valid checkpoint of the run folder; \"never\"; or a checkpoint folder"),
+      text("checkpoint.resume", "auto",
+           "\"auto\": from the newest valid checkpoint of the run folder; \"never\"; or a checkpoint folder"),
 
       choice("data.kind", "jsonl", {"jsonl", "arithmetic", "text"}, "what the data is"),
       list("data.paths", "files of the data set"),
@@ -80,19 +98,23 @@ std::vector<KeySpec> make_keys() {
       text("data.operators", "+", "arithmetic: operators to draw from, any of + - *"),
       text("data.template", "What is {a} {op} {b}? Answer with the number only.", "arithmetic: the question"),
 
-      integer("async_loop.target_offpolicy_steps", 1, "S: how many versions old a batch's oldest token may be; 0: synchronous", 0, 1000),
+      integer("async_loop.target_offpolicy_steps", 1,
+              "S: how many versions old a batch's oldest token may be; 0: synchronous", 0, 1000),
       integer("async_loop.window_groups", 1, "W: the buffer may hand out the best of the W oldest groups", 1),
       integer("async_loop.num_prompts_per_train_step", 8, "P: groups of one train step", 1),
       integer("async_loop.num_samples_per_prompt", 8, "samples of one group", 1, 4096),
 
       integer("rollout.num_workers", 2, "rollout actors in this process", 1, 1024),
       integer("rollout.max_sequences", 32, "sequences that one worker decodes at a time", 1, 65536),
-      automatic("rollout.kv_cache_mib", "KV cache of one worker in MiB; auto: what max_sequences of max_context_length need, at most 512"),
+      automatic("rollout.kv_cache_mib",
+                "KV cache of one worker in MiB; auto: what max_sequences of max_context_length need, at most 512"),
       integer("rollout.kv_block_tokens", 16, "tokens of one cache block", 1, 1024),
       integer("rollout.prefill_chunk_tokens", 512, "prompt tokens computed between two decode steps", 1),
-      choice("rollout.on_weights", "keep", {"keep", "recompute", "finish"}, "running sequences at a weight update: keep their cache, rebuild it, or finish first"),
+      choice("rollout.on_weights", "keep", {"keep", "recompute", "finish"},
+             "running sequences at a weight update: keep their cache, rebuild it, or finish first"),
       choice("rollout.dtype", "auto", dtypes, "dtype of compute; auto: bfloat16 where the processor has it"),
-      choice("rollout.group_to_worker", "least_loaded", {"least_loaded", "sticky", "fixed"}, "which worker takes a group"),
+      choice("rollout.group_to_worker", "least_loaded", {"least_loaded", "sticky", "fixed"},
+             "which worker takes a group"),
 
       number("sampling.temperature", 1.0, "softmax temperature; 0 (greedy) is refused for training", 0),
       number("sampling.top_p", 1.0, "nucleus: smallest set of tokens with this probability; 1: off", 0, 1),
@@ -102,37 +124,46 @@ std::vector<KeySpec> make_keys() {
       list("sampling.stop", "strings that end a completion"),
 
       choice("algorithm.name", "grpo", {"grpo"}, "policy optimisation algorithm"),
-      choice("algorithm.advantage_std", "sample", {"sample", "population", "none"}, "group deviation that advantages are divided by"),
+      choice("algorithm.advantage_std", "sample", {"sample", "population", "none"},
+             "group deviation that advantages are divided by"),
       number("algorithm.clip_low", 0.2, "the ratio is clipped below 1 minus this", 0, 1),
       number("algorithm.clip_high", 0.2, "the ratio is clipped above 1 plus this", 0),
       number("algorithm.dual_clip", 0.0, "bound on the loss of negative advantages, > 1; 0: off", 0),
-      choice("algorithm.aggregation", "token-mean", {"token-mean", "sequence-mean", "constant"}, "how token losses become one number"),
+      choice("algorithm.aggregation", "token-mean", {"token-mean", "sequence-mean", "constant"},
+             "how token losses become one number"),
       number("algorithm.constant_length", 0.0, "aggregation \"constant\": the length that a sequence counts as", 0),
       number("algorithm.kl_coefficient", 0.0, "weight of the KL to the starting model", 0),
       choice("algorithm.kl_estimator", "k3", {"k1", "k2", "k3"}, "estimator of that KL"),
       choice("algorithm.kl_in", "loss", {"loss", "reward"}, "where the KL enters"),
-      choice("algorithm.zero_variance", "drop", {"drop", "keep", "refill"}, "groups whose rewards are all equal: left out, kept in the denominator, or replaced by fresh groups"),
+      choice("algorithm.zero_variance", "drop", {"drop", "keep", "refill"},
+             "groups whose rewards are all equal: left out, kept in the denominator, or replaced by fresh groups"),
       integer("algorithm.max_refill_rounds", 4, "\"refill\": rounds before training on what there is", 1),
-      choice("algorithm.overlong", "keep", {"keep", "mask"}, "completions cut at max_new_tokens: trained, or left out of the loss"),
+      choice("algorithm.overlong", "keep", {"keep", "mask"},
+             "completions cut at max_new_tokens: trained, or left out of the loss"),
       integer("algorithm.num_epochs", 1, "passes over one batch", 1, 1000),
       integer("algorithm.num_minibatches", 1, "optimizer steps of one pass", 1, 1000),
-      choice("algorithm.old_log_probs", "sampler", {"sampler", "recomputed"}, "whose log-probs the ratio is anchored at"),
+      choice("algorithm.old_log_probs", "sampler", {"sampler", "recomputed"},
+             "whose log-probs the ratio is anchored at"),
       number("algorithm.entropy_coefficient", 0.0, "weight of the entropy bonus", 0),
 
       integer("evaluation.interval", 0, "train steps between evaluations; 0: at the start and the end", 0),
       integer("evaluation.num_prompts", 64, "held-out prompts; 0: no evaluation", 0),
-      choice("evaluation.kind", "auto", {"auto", "jsonl", "arithmetic"}, "held-out data; auto: like data.kind, of another stream"),
+      choice("evaluation.kind", "auto", {"auto", "jsonl", "arithmetic"},
+             "held-out data; auto: like data.kind, of another stream"),
       list("evaluation.paths", "JSONL: files of the held-out set"),
       integer("evaluation.seed", 99, "seed of the held-out set", 0),
 
       automatic("topology.threads", "compute threads of the whole process; auto: all cores"),
-      automatic("topology.rollout_threads", "threads of one rollout worker; auto: topology.threads / rollout.num_workers, at least 1"),
+      automatic("topology.rollout_threads",
+                "threads of one rollout worker; auto: topology.threads / rollout.num_workers, at least 1"),
 
       number("cluster.request_timeout_s", 600.0, "limit of every request between actors", 0.001),
 
       integer("metrics.log_freq", 1, "steps between console lines", 1),
-      boolean("metrics.enable_trace", false, "write trace.json (Chrome and Perfetto read it) with the busy spans of every role"),
-      choice("metrics.console", "auto", {"auto", "plain", "quiet"}, "auto: a progress bar on a terminal, plain lines elsewhere"),
+      boolean("metrics.enable_trace", false,
+              "write trace.json (Chrome and Perfetto read it) with the busy spans of every role"),
+      choice("metrics.console", "auto", {"auto", "plain", "quiet"},
+             "auto: a progress bar on a terminal, plain lines elsewhere"),
   };
 }
 

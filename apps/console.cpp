@@ -100,7 +100,8 @@ Console::~Console() {
 
 void Console::step(const nlohmann::json& metrics) {
   const auto step = metrics.value("step", int64_t{0});
-  if (!quiet_ && (step % log_frequency_ == 0 || step == total_steps_ || step == 1)) log::info(step_line(metrics, total_steps_));
+  if (!quiet_ && (step % log_frequency_ == 0 || step == total_steps_ || step == 1))
+    log::info(step_line(metrics, total_steps_));
   progress(step);
 }
 
@@ -110,10 +111,12 @@ void Console::progress(int64_t done) {
   const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   const auto steps = std::max<int64_t>(1, done - first_step_);
   const double left = elapsed / static_cast<double>(steps) * static_cast<double>(total_steps_ - done);
-  const auto tail = concat(" ", done, "/", total_steps_, "  ", duration_text(elapsed), " gone, ", duration_text(left), " left");
+  const auto tail =
+      concat(" ", done, "/", total_steps_, "  ", duration_text(elapsed), " gone, ", duration_text(left), " left");
   const int width = std::max(10, std::min(50, terminal_columns() - static_cast<int>(tail.size()) - 4));
   const auto filled = static_cast<int>(width * done / std::max<int64_t>(1, total_steps_));
-  set_bar("[" + std::string(static_cast<size_t>(filled), '=') + std::string(static_cast<size_t>(width - filled), ' ') + "]" + tail);
+  set_bar("[" + std::string(static_cast<size_t>(filled), '=') + std::string(static_cast<size_t>(width - filled), ' ') +
+          "]" + tail);
 }
 
 }  // namespace troupe::apps

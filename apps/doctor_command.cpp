@@ -16,8 +16,12 @@ namespace {
 
 class Report {
  public:
-  void good(const std::string& what, const std::string& value) { std::cout << "  ok    " << what << ": " << value << "\n"; }
-  void note(const std::string& what, const std::string& value) { std::cout << "  note  " << what << ": " << value << "\n"; }
+  void good(const std::string& what, const std::string& value) {
+    std::cout << "  ok    " << what << ": " << value << "\n";
+  }
+  void note(const std::string& what, const std::string& value) {
+    std::cout << "  note  " << what << ": " << value << "\n";
+  }
   void bad(const std::string& what, const std::string& value, const std::string& cure) {
     std::cout << "  BAD   " << what << ": " << value << "\n        to mend it: " << cure << "\n";
     ++num_bad_;
@@ -37,7 +41,10 @@ std::string gibibytes(double bytes) {
 void check_processor(Report& report) {
   const auto& cpu = cpu_features();
   std::string features;
-  for (const auto& [has, name] : {std::pair{cpu.avx2, "AVX2"}, {cpu.avx512, "AVX-512"}, {cpu.avx512_bf16, "AVX512-BF16"}, {cpu.amx_bf16, "AMX-BF16"}}) {
+  for (const auto& [has, name] : {std::pair{cpu.avx2, "AVX2"},
+                                  {cpu.avx512, "AVX-512"},
+                                  {cpu.avx512_bf16, "AVX512-BF16"},
+                                  {cpu.amx_bf16, "AMX-BF16"}}) {
     if (has) features += (features.empty() ? "" : ", ") + std::string(name);
   }
   report.good("processor", cpu.model_name + ", " + std::to_string(num_usable_cores()) + " usable cores");
@@ -50,7 +57,7 @@ void check_processor(Report& report) {
 }
 
 void check_memory(Report& report) {
-  struct sysinfo info{};
+  struct sysinfo info {};
   ::sysinfo(&info);
   const double total = static_cast<double>(info.totalram) * info.mem_unit;
   const double need = 5.0 * 1024 * 1024 * 1024;
@@ -61,7 +68,8 @@ void check_memory(Report& report) {
   }
   const auto free_bytes = static_cast<double>(free_disk_bytes("."));
   if (free_bytes < need) {
-    report.bad("free disk here", gibibytes(free_bytes), "a run with checkpoints takes about 2 GiB each: free some, or set run.folder");
+    report.bad("free disk here", gibibytes(free_bytes),
+               "a run with checkpoints takes about 2 GiB each: free some, or set run.folder");
   } else {
     report.good("free disk here", gibibytes(free_bytes));
   }
@@ -96,8 +104,10 @@ void check_model(Report& report, const std::string& path, bool asked) {
   }
   try {
     const auto reader = open_checkpoint(path);
-    report.good("model " + path, reader->config().model_type + ", " + std::to_string(reader->config().num_parameters() / 1000000) + " M parameters, " +
-                                     std::to_string(reader->tensors().size()) + " tensors" + (reader->tokenizer_json().empty() ? ", no tokenizer" : "") +
+    report.good("model " + path, reader->config().model_type + ", " +
+                                     std::to_string(reader->config().num_parameters() / 1000000) + " M parameters, " +
+                                     std::to_string(reader->tensors().size()) + " tensors" +
+                                     (reader->tokenizer_json().empty() ? ", no tokenizer" : "") +
                                      (reader->chat_template().empty() ? ", no chat template" : ""));
   } catch (const std::exception& error) {
     report.bad("model " + path, error.what(), "download it again, or give another folder");
@@ -108,7 +118,8 @@ void check_model(Report& report, const std::string& path, bool asked) {
 
 void add_doctor(CLI::App& app, Action& action) {
   auto models = std::make_shared<std::vector<std::string>>();
-  auto* command = app.add_subcommand("doctor", "what this machine offers, what is missing, and the command that mends it");
+  auto* command =
+      app.add_subcommand("doctor", "what this machine offers, what is missing, and the command that mends it");
   command->add_option("models", *models, "model folders or files to look at too");
   command->callback([models, &action] {
     action = [models] {

@@ -28,12 +28,14 @@ struct GenerateOptions {
 void check_options(const GenerateOptions& options) {
   if (options.prompt.empty() == options.input.empty()) throw UsageError("give either --prompt or --input");
   if (!options.input.empty() && options.output.empty()) throw UsageError("--input needs --output");
-  if (options.dtype != "auto" && options.dtype != "float32" && options.dtype != "bfloat16") throw UsageError(concat("--dtype ", options.dtype, " is not known; known: auto, float32, bfloat16"));
+  if (options.dtype != "auto" && options.dtype != "float32" && options.dtype != "bfloat16")
+    throw UsageError(concat("--dtype ", options.dtype, " is not known; known: auto, float32, bfloat16"));
   const auto& sampling = options.sampling;
   if (sampling.temperature < 0) throw UsageError("--temperature is negative");
   if (sampling.top_p <= 0 || sampling.top_p > 1) throw UsageError("--top-p lies in (0, 1]");
   if (sampling.min_p < 0 || sampling.min_p > 1) throw UsageError("--min-p lies in [0, 1]");
-  if (sampling.top_k < 0 || sampling.max_new_tokens < 1) throw UsageError("--top-k is at least 0 and --max-new-tokens at least 1");
+  if (sampling.top_k < 0 || sampling.max_new_tokens < 1)
+    throw UsageError("--top-k is at least 0 and --max-new-tokens at least 1");
 }
 
 OrderedJson chat_messages(const GenerateOptions& options, const OrderedJson& prompt) {
@@ -61,7 +63,8 @@ Engine make_engine(const TextModel& model, const GenerateOptions& options) {
   at::set_num_threads(engine_options.num_threads);
   const auto dtype = resolve_dtype(options.dtype);
   Engine engine(model.config(), engine_options, model.tokenizer.get());
-  engine.set_weights(pack_model(model.config(), {0, load_weights(*model.reader, dtype)}, dtype, engine_options.num_threads));
+  engine.set_weights(
+      pack_model(model.config(), {0, load_weights(*model.reader, dtype)}, dtype, engine_options.num_threads));
   return engine;
 }
 
@@ -84,8 +87,9 @@ std::vector<OrderedJson> read_prompts(const std::string& path) {
     if (line_number == 1 && line.rfind("\xEF\xBB\xBF", 0) == 0) line.erase(0, 3);
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     auto record = OrderedJson::parse(line, nullptr, false);
-    const bool good = record.is_object() && ((record.contains("prompt") && (record["prompt"].is_string() || record["prompt"].is_array())) ||
-                                             (record.contains("messages") && record["messages"].is_array()));
+    const bool good = record.is_object() &&
+                      ((record.contains("prompt") && (record["prompt"].is_string() || record["prompt"].is_array())) ||
+                       (record.contains("messages") && record["messages"].is_array()));
     require(good, path, ":", line_number, ": not a JSON object with \"prompt\" or \"messages\"");
     records.push_back(std::move(record));
   }
@@ -133,7 +137,8 @@ int generate_file(const TextModel& model, const GenerateOptions& options) {
   out.close();
   require(!out.fail(), "cannot write ", partial, " (is the disk full?)");
   std::filesystem::rename(partial, options.output);
-  log::info(records.size(), " completions in ", options.output, "; ", engine.metrics().prefill_tokens_saved, " prompt tokens came from the cache");
+  log::info(records.size(), " completions in ", options.output, "; ", engine.metrics().prefill_tokens_saved,
+            " prompt tokens came from the cache");
   return 0;
 }
 
@@ -148,7 +153,8 @@ void add_generate(CLI::App& app, Action& action) {
   command->add_flag("--chat", options->chat, "the prompt is a user's turn: apply the chat template");
   command->add_option("--system", options->system, "system turn, with --chat");
   command->add_option("--input", options->input, "JSONL with \"prompt\" or \"messages\"");
-  command->add_option("--output", options->output, "JSONL: the input's fields with completion, finish_reason, num_tokens");
+  command->add_option("--output", options->output,
+                      "JSONL: the input's fields with completion, finish_reason, num_tokens");
   command->add_option("--template", options->template_file, "another chat template than the model's");
   command->add_option("--temperature", options->sampling.temperature, "0: greedy (default)");
   command->add_option("--top-p", options->sampling.top_p);
@@ -159,8 +165,12 @@ void add_generate(CLI::App& app, Action& action) {
   command->add_option("--seed", options->seed);
   command->add_option("--dtype", options->dtype, "auto, float32 or bfloat16");
   command->add_option("--threads", options->threads, "default: all cores");
-  command->add_option("--max-sequences", options->max_sequences, "sequences decoded at a time")->capture_default_str()->check(CLI::Range(1, 65536));
-  command->add_option("--max-context-length", options->max_context_length, "tokens of prompt and completion")->capture_default_str()->check(CLI::Range(2, 1 << 24));
+  command->add_option("--max-sequences", options->max_sequences, "sequences decoded at a time")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 65536));
+  command->add_option("--max-context-length", options->max_context_length, "tokens of prompt and completion")
+      ->capture_default_str()
+      ->check(CLI::Range(2, 1 << 24));
   command->callback([options, &action] {
     action = [options] {
       check_options(*options);

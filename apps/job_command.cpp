@@ -14,7 +14,8 @@ namespace {
 class ConsoleObserver : public RunObserver {
  public:
   explicit ConsoleObserver(const Config& config)
-      : console_(config.string("metrics.console"), config.integer("training.steps"), config.integer("metrics.log_freq")),
+      : console_(config.string("metrics.console"), config.integer("training.steps"),
+                 config.integer("metrics.log_freq")),
         quiet_(config.string("metrics.console") == "quiet") {}
 
   void on_start(const nlohmann::json& description) override {
@@ -23,7 +24,8 @@ class ConsoleObserver : public RunObserver {
     std::string parts;
     for (const auto& [name, value] : description.items()) {
       if (name == "folder" || value.is_null() || value == "") continue;
-      parts += concat(parts.empty() ? "" : ", ", name, " ", value.is_string() ? value.get<std::string>() : value.dump());
+      parts +=
+          concat(parts.empty() ? "" : ", ", name, " ", value.is_string() ? value.get<std::string>() : value.dump());
     }
     log::info("run ", folder_, ": ", parts);
   }
@@ -40,7 +42,8 @@ class ConsoleObserver : public RunObserver {
   static std::string evaluation_text(const nlohmann::json& metrics) {
     std::string text;
     for (const auto& [name, value] : metrics.items()) {
-      if (value.is_number() && (name.rfind("evaluation/", 0) == 0 || name.rfind("validation/", 0) == 0)) text += concat("  ", name, " ", value.dump());
+      if (value.is_number() && (name.rfind("evaluation/", 0) == 0 || name.rfind("validation/", 0) == 0))
+        text += concat("  ", name, " ", value.dump());
     }
     return text;
   }
@@ -50,7 +53,8 @@ class ConsoleObserver : public RunObserver {
   std::string folder_;
 };
 
-int run_job(const Job& job, const std::string& path, const std::vector<std::string>& overrides, bool dry_run, bool print_config) {
+int run_job(const Job& job, const std::string& path, const std::vector<std::string>& overrides, bool dry_run,
+            bool print_config) {
   const auto config = Config::load(path, overrides);
   if (print_config) {
     std::cout << config.print(true);
@@ -86,12 +90,15 @@ void add_job(CLI::App& app, Action& action, const std::string& name, const std::
   };
   auto options = std::make_shared<Options>();
   auto* command = app.add_subcommand(name, help);
-  command->add_option("config", options->path, "CONFIG.toml; any key can be overridden by --section.key=value")->required();
+  command->add_option("config", options->path, "CONFIG.toml; any key can be overridden by --section.key=value")
+      ->required();
   command->add_flag("--dry-run", options->dry_run, "check everything and print the topology and the memory it needs");
   command->add_flag("--print-config", options->print_config, "print every key with its value and where it came from");
   command->allow_extras();
   command->callback([command, options, job = std::move(job), &action] {
-    action = [command, options, job] { return run_job(job, options->path, command->remaining(), options->dry_run, options->print_config); };
+    action = [command, options, job] {
+      return run_job(job, options->path, command->remaining(), options->dry_run, options->print_config);
+    };
   });
 }
 

@@ -1,4 +1,5 @@
-// What the subcommands that run a configuration share: reading it, --dry-run, --print-config, the console and the report.
+// What the subcommands that run a configuration share: reading it, --dry-run, --print-config, the console and the
+// report.
 #pragma once
 
 #include <CLI/CLI.hpp>

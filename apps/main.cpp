@@ -12,8 +12,9 @@
 
 namespace {
 
-/// The OpenMP run-time reads its wait policy once, before main. Its default, spinning, burns the cores that other actors of
-/// this process need; so the program starts itself anew once with the passive policy, unless the user chose one.
+/// The OpenMP run-time reads its wait policy once, before main. Its default, spinning, burns the cores that other
+/// actors of this process need; so the program starts itself anew once with the passive policy, unless the user chose
+/// one.
 void restart_with_passive_waits(char** arguments) {
   if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
   ::setenv("OMP_WAIT_POLICY", "passive", 1);
@@ -41,6 +42,7 @@ int main(int argc, char** argv) {
   troupe::apps::add_tokenize(app, action);
   troupe::apps::add_chat_template(app, action);
   troupe::apps::add_report(app, action);
+  troupe::apps::add_keys(app, action);
   troupe::apps::add_doctor(app, action);
   try {
     app.parse(argc, argv);

@@ -61,9 +61,11 @@ json choose_samples(const json& samples) {
 void write_report(const std::filesystem::path& run_folder) {
   int64_t num_unreadable = 0;
   const auto metrics = read_lines(run_folder / "metrics.jsonl", num_unreadable);
-  if (metrics.empty()) fail("no metrics in ", (run_folder / "metrics.jsonl").string(), ": not the folder of a run, or no step was done");
+  if (metrics.empty())
+    fail("no metrics in ", (run_folder / "metrics.jsonl").string(), ": not the folder of a run, or no step was done");
   const auto samples = choose_samples(read_lines(run_folder / "rollout_samples.jsonl", num_unreadable));
-  if (num_unreadable > 0) log::warning("report: ", num_unreadable, " lines of ", run_folder.string(), " could not be read and are left out");
+  if (num_unreadable > 0)
+    log::warning("report: ", num_unreadable, " lines of ", run_folder.string(), " could not be read and are left out");
   const auto config_path = run_folder / "config.toml";
   json data{{"name", run_folder.filename().string()},
             {"metrics", metrics},

@@ -17,7 +17,8 @@ void summarise(const std::string& folder) {
     const auto record = nlohmann::json::parse(line, nullptr, false);
     if (!record.is_object()) continue;
     if (record.contains("reward/mean") && record["reward/mean"].is_number()) rewards.push_back(record["reward/mean"]);
-    if (record.contains("evaluation/score") && record["evaluation/score"].is_number()) scores.push_back(record["evaluation/score"]);
+    if (record.contains("evaluation/score") && record["evaluation/score"].is_number())
+      scores.push_back(record["evaluation/score"]);
     minutes = record.value("time_s", 0.0) / 60;
   }
   auto mean = [&](size_t begin, size_t end) {
@@ -26,7 +27,9 @@ void summarise(const std::string& folder) {
     return end > begin ? sum / static_cast<double>(end - begin) : 0.0;
   };
   const auto n = rewards.size(), ten = std::min<size_t>(10, n);
-  if (n > 0) log::info("reward: ", mean(0, ten), " over the first ", ten, " steps, ", mean(n - ten, n), " over the last ", ten, "; ", minutes, " minutes");
+  if (n > 0)
+    log::info("reward: ", mean(0, ten), " over the first ", ten, " steps, ", mean(n - ten, n), " over the last ", ten,
+              "; ", minutes, " minutes");
   if (!scores.empty()) log::info("held-out score: ", scores.front(), " before, ", scores.back(), " after");
 }
 
@@ -34,7 +37,9 @@ void closing_words(const std::string& folder) {
   summarise(folder);
   log::info("curves and completions: ", folder, "/report.html");
   log::info("try the model:          troupe generate --model ", folder, "/model --chat --prompt \"...\"");
-  log::info("more rollout workers:   add --rollout.num_workers=4; another pace: --async_loop.target_offpolicy_steps=0 (synchronous)");
+  log::info(
+      "more rollout workers:   add --rollout.num_workers=4; another pace: --async_loop.target_offpolicy_steps=0 "
+      "(synchronous)");
   log::info("your own data, reward:  README.md, \"Your own model, data and reward\"");
 }
 

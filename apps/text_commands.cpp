@@ -31,8 +31,10 @@ int tokenize(const TokenizeOptions& options) {
   if (!ids.is_array()) throw UsageError("--decode takes token ids as one JSON array");
   std::vector<int32_t> tokens;
   for (const auto& id : ids) {
-    const bool known = id.is_number_integer() && id.get<int64_t>() >= 0 && id.get<int64_t>() < model.need_tokenizer().vocab_size();
-    if (!known) throw UsageError(concat("no token ", id.dump(), ": ids go from 0 to ", model.need_tokenizer().vocab_size() - 1));
+    const bool known =
+        id.is_number_integer() && id.get<int64_t>() >= 0 && id.get<int64_t>() < model.need_tokenizer().vocab_size();
+    if (!known)
+      throw UsageError(concat("no token ", id.dump(), ": ids go from 0 to ", model.need_tokenizer().vocab_size() - 1));
     tokens.push_back(id.get<int32_t>());
   }
   std::cout << model.need_tokenizer().decode(tokens, !options.keep_special_tokens);
@@ -52,7 +54,8 @@ int render_chat(const ChatTemplateOptions& options) {
     if (!value.is_array()) throw UsageError(concat(path, ": ", what, " are one JSON array"));
     return value;
   };
-  auto variables = template_variables(*model.reader, parse(options.messages, "messages"), !options.no_generation_prompt);
+  auto variables =
+      template_variables(*model.reader, parse(options.messages, "messages"), !options.no_generation_prompt);
   if (!options.tools.empty()) variables["tools"] = parse(options.tools, "tools");
   std::cout << ChatTemplate(model.chat_template).render(variables);
   return 0;

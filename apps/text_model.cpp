@@ -9,7 +9,8 @@
 namespace troupe::apps {
 
 const Tokenizer& TextModel::need_tokenizer() const {
-  require(tokenizer != nullptr, "this model has no tokenizer (tokenizer.json beside the weights, or inside the GGUF file)");
+  require(tokenizer != nullptr,
+          "this model has no tokenizer (tokenizer.json beside the weights, or inside the GGUF file)");
   return *tokenizer;
 }
 
@@ -50,7 +51,8 @@ OrderedJson template_variables(const CheckpointReader& reader, OrderedJson messa
     const auto found = settings.find(name);
     if (found == settings.end() || found->is_null()) continue;
     // Older folders write an added token as an object, newer ones as its text.
-    variables[name] = found->is_object() ? OrderedJson(found->value("content", "")) : OrderedJson(found->get<std::string>());
+    variables[name] =
+        found->is_object() ? OrderedJson(found->value("content", "")) : OrderedJson(found->get<std::string>());
   }
   return variables;
 }

@@ -11,7 +11,8 @@
 namespace troupe::apps {
 namespace {
 
-/// The greedy continuation through the generation engine: true where it equals `greedy_ids`, none where there is nothing to compare.
+/// The greedy continuation through the generation engine: true where it equals `greedy_ids`, none where there is
+/// nothing to compare.
 std::optional<bool> greedy_equal(const std::string& folder) {
   const SafetensorsFile expected(std::filesystem::path(folder) / "expected.safetensors");
   if (expected.entries().count("greedy_ids") == 0) return std::nullopt;
@@ -55,14 +56,15 @@ int verify(const std::vector<std::string>& folders) {
     }
     const bool good = result.ok && result.error.empty() && equal.value_or(true);
     auto number = [](double value) { return std::isnan(value) ? nlohmann::json() : nlohmann::json(value); };
-    nlohmann::ordered_json line{{"dir", folder},
-                                {"logits_max_abs", number(result.logits_max_abs)},
-                                {"loss_abs", number(result.loss_abs)},
-                                {"grad_norm_rel", number(result.grad_norm_rel)},
-                                {"grad_max_abs", number(result.grad_max_abs)},
-                                {"greedy_equal", equal ? nlohmann::ordered_json(*equal) : nlohmann::ordered_json()},
-                                {"ok", good},
-                                {"error", result.error.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(result.error)}};
+    nlohmann::ordered_json line{
+        {"dir", folder},
+        {"logits_max_abs", number(result.logits_max_abs)},
+        {"loss_abs", number(result.loss_abs)},
+        {"grad_norm_rel", number(result.grad_norm_rel)},
+        {"grad_max_abs", number(result.grad_max_abs)},
+        {"greedy_equal", equal ? nlohmann::ordered_json(*equal) : nlohmann::ordered_json()},
+        {"ok", good},
+        {"error", result.error.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(result.error)}};
     std::cout << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << std::endl;
     all_good = all_good && good;
   }
@@ -73,8 +75,10 @@ int verify(const std::vector<std::string>& folders) {
 
 void add_verify(CLI::App& app, Action& action) {
   auto folders = std::make_shared<std::vector<std::string>>();
-  auto* command = app.add_subcommand("verify", "replay a folder's expected.safetensors: logits, loss, gradients, greedy continuation");
-  command->add_option("folders", *folders, "model folders that hold expected.safetensors and expected.json")->required();
+  auto* command = app.add_subcommand(
+      "verify", "replay a folder's expected.safetensors: logits, loss, gradients, greedy continuation");
+  command->add_option("folders", *folders, "model folders that hold expected.safetensors and expected.json")
+      ->required();
   command->callback([folders, &action] { action = [folders] { return verify(*folders); }; });
 }
 

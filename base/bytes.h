@@ -16,16 +16,14 @@ namespace troupe {
 class ByteWriter {
  public:
   template <class T>
-    requires std::is_trivially_copyable_v<T>
-  void put(const T& value) {
-    append(&value, sizeof(T));
-  }
+  requires std::is_trivially_copyable_v<T>
+  void put(const T& value) { append(&value, sizeof(T)); }
   void put(const std::string& text) {
     put<uint64_t>(text.size());
     append(text.data(), text.size());
   }
   template <class T>
-    requires std::is_trivially_copyable_v<T>
+  requires std::is_trivially_copyable_v<T>
   void put(const std::vector<T>& values) {
     put<uint64_t>(values.size());
     append(values.data(), values.size() * sizeof(T));
@@ -45,8 +43,7 @@ class ByteReader {
  public:
   ByteReader(std::span<const std::byte> bytes, std::string what) : bytes_(bytes), what_(std::move(what)) {}
   template <class T>
-    requires std::is_trivially_copyable_v<T>
-  T get() {
+  requires std::is_trivially_copyable_v<T> T get() {
     T value;
     std::memcpy(&value, advance(sizeof(T)), sizeof(T));
     return value;
@@ -56,8 +53,7 @@ class ByteReader {
     return {reinterpret_cast<const char*>(advance(size)), size};
   }
   template <class T>
-    requires std::is_trivially_copyable_v<T>
-  std::vector<T> get_vector() {
+  requires std::is_trivially_copyable_v<T> std::vector<T> get_vector() {
     const auto size = get_size(sizeof(T));
     std::vector<T> values(size);
     if (size != 0) std::memcpy(values.data(), advance(size * sizeof(T)), size * sizeof(T));

@@ -80,7 +80,8 @@ bool has_fast_bf16() { return cpu_features().avx512_bf16 || cpu_features().amx_b
 int num_usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  int cores = ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+  int cores = ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set)
+                                                             : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
   std::ifstream limit("/sys/fs/cgroup/cpu.max");
   std::string quota;
   long period = 0;

@@ -22,7 +22,8 @@ namespace {
 
 class FileDescriptor {
  public:
-  FileDescriptor(const std::filesystem::path& path, int flags, mode_t mode = 0644) : value_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {}
+  FileDescriptor(const std::filesystem::path& path, int flags, mode_t mode = 0644)
+      : value_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {}
   ~FileDescriptor() {
     if (value_ >= 0) ::close(value_);
   }
@@ -38,7 +39,7 @@ class FileDescriptor {
 
 std::string read_file(const std::filesystem::path& path) {
   FileDescriptor file(path, O_RDONLY);
-  struct stat info{};
+  struct stat info {};
   if (file.value() < 0 || ::fstat(file.value(), &info) != 0) fail_system("read", path);
   if (S_ISDIR(info.st_mode)) fail("cannot read ", path.string(), ": it is a folder");
   std::string bytes(static_cast<size_t>(info.st_size), '\0');
@@ -88,7 +89,7 @@ void make_folders(const std::filesystem::path& folder) {
 
 MappedFile::MappedFile(const std::filesystem::path& path) {
   FileDescriptor file(path, O_RDONLY);
-  struct stat info{};
+  struct stat info {};
   if (file.value() < 0 || ::fstat(file.value(), &info) != 0) fail_system("open", path);
   if (!S_ISREG(info.st_mode)) fail("cannot open ", path.string(), ": not a regular file");
   size_ = static_cast<size_t>(info.st_size);
@@ -105,7 +106,7 @@ MappedFile::~MappedFile() {
 uint64_t free_disk_bytes(const std::filesystem::path& path) {
   auto at = std::filesystem::absolute(path);
   while (!std::filesystem::exists(at) && at.has_relative_path()) at = at.parent_path();
-  struct statvfs info{};
+  struct statvfs info {};
   if (::statvfs(at.c_str(), &info) != 0) fail_system("ask for free space at", at);
   return uint64_t{info.f_bavail} * info.f_frsize;
 }

@@ -12,7 +12,8 @@ namespace troupe {
 
 /// Whole file as bytes. Throws Error with the path and the system's reason.
 std::string read_file(const std::filesystem::path& path);
-/// Writes beside `path`, syncs, renames over it and syncs the folder: a reader sees the old or the new file, never a part.
+/// Writes beside `path`, syncs, renames over it and syncs the folder: a reader sees the old or the new file, never a
+/// part.
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
 /// Writes and syncs (no rename): for files inside a folder that is renamed as a whole.
 void write_file_synced(const std::filesystem::path& path, std::string_view bytes);

@@ -26,7 +26,9 @@ struct Hasher::State {
 
 Hasher::Hasher() : state_(std::make_unique<State>()) { XXH3_128bits_reset(state_->state); }
 Hasher::~Hasher() = default;
-void Hasher::update(std::span<const std::byte> bytes) { XXH3_128bits_update(state_->state, bytes.data(), bytes.size()); }
+void Hasher::update(std::span<const std::byte> bytes) {
+  XXH3_128bits_update(state_->state, bytes.data(), bytes.size());
+}
 std::string Hasher::digest() const { return to_hex(XXH3_128bits_digest(state_->state)); }
 
 }  // namespace troupe

@@ -25,9 +25,9 @@ constexpr std::array<uint32_t, 4> philox_4x32_10(std::array<uint32_t, 4> counter
 
 /// Four random words for one counter value.
 constexpr std::array<uint32_t, 4> random_words(uint64_t seed, uint64_t sample_id, uint32_t index, RandomStream stream) {
-  return philox_4x32_10({static_cast<uint32_t>(sample_id), static_cast<uint32_t>(sample_id >> 32), index,
-                         static_cast<uint32_t>(stream)},
-                        static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
+  return philox_4x32_10(
+      {static_cast<uint32_t>(sample_id), static_cast<uint32_t>(sample_id >> 32), index, static_cast<uint32_t>(stream)},
+      static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
 }
 
 /// One uniform number in [0, 1) with 32 random bits, from the first word.

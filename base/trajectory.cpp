@@ -11,11 +11,16 @@ constexpr uint32_t kFormat = 1;
 
 const char* to_string(FinishReason reason) {
   switch (reason) {
-    case FinishReason::kStop: return "stop";
-    case FinishReason::kLength: return "length";
-    case FinishReason::kStopString: return "stop_string";
-    case FinishReason::kEnvironment: return "environment";
-    case FinishReason::kError: return "error";
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kStopString:
+      return "stop_string";
+    case FinishReason::kEnvironment:
+      return "environment";
+    case FinishReason::kError:
+      return "error";
   }
   return "error";
 }
@@ -33,17 +38,20 @@ void check_trajectory(const Trajectory& t) {
   const auto length = t.tokens.size();
   auto bad = [&](auto... parts) { fail("sample ", t.sample_id, ": ", parts...); };
   if (t.group != group_of_sample(t.sample_id)) bad("group ", t.group, " does not fit the sample id");
-  if (t.prompt_length < 0 || static_cast<size_t>(t.prompt_length) > length) bad("prompt length ", t.prompt_length, " of ", length, " tokens");
+  if (t.prompt_length < 0 || static_cast<size_t>(t.prompt_length) > length)
+    bad("prompt length ", t.prompt_length, " of ", length, " tokens");
   if (t.loss_mask.size() != length) bad(t.loss_mask.size(), " mask entries for ", length, " tokens");
   if (t.log_probs.size() != length) bad(t.log_probs.size(), " log-probs for ", length, " tokens");
   for (size_t i = 0; i < length; ++i) {
     if (t.loss_mask[i] > 1) bad("mask value ", int{t.loss_mask[i]}, " at token ", i);
-    if (t.loss_mask[i] == 1 && i < static_cast<size_t>(t.prompt_length)) bad("the prompt's token ", i, " is marked as sampled");
+    if (t.loss_mask[i] == 1 && i < static_cast<size_t>(t.prompt_length))
+      bad("the prompt's token ", i, " is marked as sampled");
     if (t.loss_mask[i] == 0 && t.log_probs[i] != 0) bad("a log-prob at token ", i, ", which was not sampled");
   }
   int32_t previous = -1;
   for (const auto& run : t.versions) {
-    if (run.first_index <= previous || static_cast<size_t>(run.first_index) >= length) bad("version run at token ", run.first_index, " is out of order");
+    if (run.first_index <= previous || static_cast<size_t>(run.first_index) >= length)
+      bad("version run at token ", run.first_index, " is out of order");
     previous = run.first_index;
   }
   if (t.num_sampled_tokens() > 0 && t.versions.empty()) bad("sampled tokens without a policy version");
@@ -99,7 +107,8 @@ Trajectory unpack_trajectory(std::span<const std::byte> bytes) {
     run.version = in.get<int64_t>();
   }
   const auto reason = in.get<uint8_t>();
-  require(reason <= static_cast<uint8_t>(FinishReason::kError), "trajectory: finish reason ", int{reason}, " is unknown");
+  require(reason <= static_cast<uint8_t>(FinishReason::kError), "trajectory: finish reason ", int{reason},
+          " is unknown");
   t.finish_reason = static_cast<FinishReason>(reason);
   t.completion_text = in.get_string();
   t.rewards.resize(in.get_size(2 * sizeof(uint64_t) + 1 + sizeof(double)));

@@ -40,16 +40,16 @@ struct Trajectory {
   uint32_t attempt = 0;
   uint64_t group = 0;
   uint32_t num_turns = 1;
-  std::vector<int32_t> tokens;       // [L] prompt and all turns
+  std::vector<int32_t> tokens;  // [L] prompt and all turns
   int32_t prompt_length = 0;
   std::vector<uint8_t> loss_mask;    // [L] 1 where the policy sampled the token
   std::vector<float> log_probs;      // [L] of the sampler; 0 where the mask is 0
   std::vector<VersionRun> versions;  // of the sampled tokens, ascending first_index
   FinishReason finish_reason = FinishReason::kStop;
-  std::string completion_text;       // for rewards; ends before the stop token
+  std::string completion_text;  // for rewards; ends before the stop token
   std::vector<RewardValue> rewards;
   std::optional<double> total_reward;  // none: no reward function answered; left out of statistics and loss
-  std::string metadata_json;         // the data's own fields, such as "answer"
+  std::string metadata_json;           // the data's own fields, such as "answer"
   bool operator==(const Trajectory&) const = default;
 
   /// The version of the oldest sampled token: the sample's staleness. Throws Error without versions.
@@ -59,7 +59,8 @@ struct Trajectory {
 
 /// Little-endian packed form; `unpack_trajectory(pack_trajectory(t)) == t`.
 std::vector<std::byte> pack_trajectory(const Trajectory& trajectory);
-/// Throws Error on truncated, over-long or inconsistent bytes; never reads outside of them or allocates beyond their size.
+/// Throws Error on truncated, over-long or inconsistent bytes; never reads outside of them or allocates beyond their
+/// size.
 Trajectory unpack_trajectory(std::span<const std::byte> bytes);
 /// Throws Error naming what is inconsistent (lengths, order of versions, masks inside the prompt).
 void check_trajectory(const Trajectory& trajectory);

@@ -1,7 +1,7 @@
 // A reward of one's own: a completion scores by how much of it reads the same backwards.
 //
-// Registering the kind makes it usable from a configuration ([[reward]] kind = "palindrome"). This program registers it, grades
-// two samples and prints the scores: it should say "abcba 1" and "abcde 0.2".
+// Registering the kind makes it usable from a configuration ([[reward]] kind = "palindrome"). This program registers
+// it, grades two samples and prints the scores: it should say "abcba 1" and "abcde 0.2".
 #include <cctype>
 #include <iostream>
 
@@ -23,7 +23,9 @@ class PalindromeReward : public troupe::RewardFunction {
   }
 };
 
-std::unique_ptr<troupe::RewardFunction> make_palindrome_reward(const troupe::RewardOptions&) { return std::make_unique<PalindromeReward>(); }
+std::unique_ptr<troupe::RewardFunction> make_palindrome_reward(const troupe::RewardOptions&) {
+  return std::make_unique<PalindromeReward>();
+}
 
 }  // namespace
 

@@ -24,7 +24,9 @@ bool mentions(const std::string& text, const std::string& part) { return text.fi
 
 /// A configuration that RL accepts, plus `more`.
 std::string rl_error(const std::string& more) {
-  const std::string base = "[model]\npath = \"configs/models/shakespeare-llama\"\n[data]\nkind = \"arithmetic\"\n[[reward]]\nkind = \"number\"\n";
+  const std::string base =
+      "[model]\npath = \"configs/models/shakespeare-llama\"\n[data]\nkind = \"arithmetic\"\n[[reward]]\nkind = "
+      "\"number\"\n";
   try {
     apps::build_rl_topology(Config::from_text(base + more, "test.toml", {}));
   } catch (const UsageError& error) {
@@ -36,7 +38,8 @@ std::string rl_error(const std::string& more) {
 }  // namespace
 
 TEST_CASE("defaults, file and command line, in this order") {
-  const auto config = Config::from_text("[training]\nsteps = 7\n[optimizer]\nlr = 1\n", "test.toml", {"--training.steps=9", "--sampling.stop=[\"a\", \"b\"]", "--run.name=x y"});
+  const auto config = Config::from_text("[training]\nsteps = 7\n[optimizer]\nlr = 1\n", "test.toml",
+                                        {"--training.steps=9", "--sampling.stop=[\"a\", \"b\"]", "--run.name=x y"});
   CHECK(config.integer("training.steps") == 9);
   CHECK(config.value("training.steps").origin == "command line");
   CHECK(config.number("optimizer.lr") == 1.0);
@@ -84,10 +87,13 @@ TEST_CASE("wrong types and values name key, value and what would be right") {
 }
 
 TEST_CASE("what is printed can be read again") {
-  const auto config = Config::from_text("[run]\nname = \"a \\\"b\\\" \\n c\"\n[optimizer]\nlr = 2.5e-7\n[sampling]\nstop = [\"x\"]\n[[reward]]\nkind = \"regex\"\npattern = \"a\\\\d\"\nweight = 2.0\n",
-                                        "test.toml", {});
+  const auto config = Config::from_text(
+      "[run]\nname = \"a \\\"b\\\" \\n c\"\n[optimizer]\nlr = 2.5e-7\n[sampling]\nstop = [\"x\"]\n[[reward]]\nkind = "
+      "\"regex\"\npattern = \"a\\\\d\"\nweight = 2.0\n",
+      "test.toml", {});
   const auto again = Config::from_text(config.print(true), "printed", {});
-  for (const auto& key : apps::config_keys()) CHECK_MESSAGE(again.value(key.name).value == config.value(key.name).value, key.name);
+  for (const auto& key : apps::config_keys())
+    CHECK_MESSAGE(again.value(key.name).value == config.value(key.name).value, key.name);
   CHECK(again.rewards() == config.rewards());
 }
 
