@@ -6,7 +6,7 @@
 
 namespace troupe {
 namespace {
-constexpr uint32_t kFormat = 1;
+constexpr uint32_t kFormat = 2;
 }
 
 const char* to_string(FinishReason reason) {
@@ -42,6 +42,9 @@ void check_trajectory(const Trajectory& t) {
     bad("prompt length ", t.prompt_length, " of ", length, " tokens");
   if (t.loss_mask.size() != length) bad(t.loss_mask.size(), " mask entries for ", length, " tokens");
   if (t.log_probs.size() != length) bad(t.log_probs.size(), " log-probs for ", length, " tokens");
+  for (const auto* optional : {&t.reference_log_probs, &t.values})
+    if (!optional->empty() && optional->size() != length)
+      bad(optional->size(), optional == &t.values ? " values" : " reference log-probs", " for ", length, " tokens");
   for (size_t i = 0; i < length; ++i) {
     if (t.loss_mask[i] > 1) bad("mask value ", int{t.loss_mask[i]}, " at token ", i);
     if (t.loss_mask[i] == 1 && i < static_cast<size_t>(t.prompt_length))
@@ -85,6 +88,10 @@ std::vector<std::byte> pack_trajectory(const Trajectory& t) {
   out.put<uint8_t>(t.total_reward.has_value());
   out.put<double>(t.total_reward.value_or(0));
   out.put(t.metadata_json);
+  out.put(t.reference_log_probs);
+  out.put(t.values);
+  out.put<uint8_t>(t.baseline_reward.has_value());
+  out.put<double>(t.baseline_reward.value_or(0));
   return out.take();
 }
 
@@ -123,6 +130,11 @@ Trajectory unpack_trajectory(std::span<const std::byte> bytes) {
   const auto value = in.get<double>();
   if (known) t.total_reward = value;
   t.metadata_json = in.get_string();
+  t.reference_log_probs = in.get_vector<float>();
+  t.values = in.get_vector<float>();
+  const bool has_baseline = in.get<uint8_t>() != 0;
+  const auto baseline = in.get<double>();
+  if (has_baseline) t.baseline_reward = baseline;
   in.expect_end();
   check_trajectory(t);
   return t;

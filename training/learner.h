@@ -7,36 +7,11 @@
 #include "base/trajectory.h"
 #include "models/config.h"
 #include "parallel/fully_sharded.h"
+#include "training/algorithms.h"
+#include "training/lr_schedule.h"
+#include "training/optimizer.h"
 
 namespace troupe {
-
-struct OptimizerOptions {
-  std::string name = "adamw";
-  double lr = 1e-6, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0;
-};
-
-struct ScheduleOptions {
-  int64_t warmup_steps = 0, total_steps = 100;
-  double decay_ratio = 0;  // share of total_steps at the end during which the rate decays; 0 with warm-up only = constant
-  std::string decay_type = "linear";
-  double min_lr_factor = 0;
-};
-
-struct AlgorithmOptions {
-  std::string name = "grpo";
-  std::string advantage_std = "sample";  // "sample" "population" "none"
-  double clip_low = 0.2, clip_high = 0.2, dual_clip = 0;
-  std::string aggregation = "token-mean";
-  double constant_length = 0;
-  double kl_coefficient = 0;
-  std::string kl_estimator = "k3", kl_in = "loss";
-  std::string zero_variance = "drop";  // what the buffer does is its matter; here: "drop" leaves them out of the denominator
-  std::string overlong = "keep";
-  int64_t num_epochs = 1, num_minibatches = 1;
-  std::string old_log_probs = "sampler";  // or "recomputed"
-  double entropy_coefficient = 0;
-  double temperature = 1;  // of sampling; part of the log-prob's definition
-};
 
 struct LearnerOptions {
   OptimizerOptions optimizer;

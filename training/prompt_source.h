@@ -1,4 +1,5 @@
-// Prompts for RL: an endless, seeded order over a data set. prompt id = epoch * size + index in that epoch's order (protocol).
+// Prompts for RL: an endless, seeded order over a data set. prompt id = epoch * size + index in that epoch's order
+// (protocol).
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,11 @@ struct PromptSourceOptions {
   uint64_t seed = 0;
   bool shuffle = true;
   bool skip_bad_lines = false;
-  int64_t size = 0;  // arithmetic: number of problems in one epoch (0: a large default)
+  /// Share of the problems or records that training never sees, by a hash of their text (so that twins stay together
+  /// and seeds do not matter). -1: 0.1 for arithmetic, 0 for files (an evaluation names its own file).
+  double held_out_fraction = -1;
+  bool held_out = false;  // true: draws from that share only (a file without one gives all its records)
+  int64_t size = 0;       // arithmetic: number of problems in one epoch (0: 2^20, each id its own problem)
   int64_t num_digits = 2;
   std::string operators = "+";
   std::string template_text = "What is {a} {op} {b}? Answer with the number only.";
@@ -38,7 +43,8 @@ class PromptSource {
 /// Throws Error: no file, no usable record (with counts and line numbers), unknown kind (lists the known ones).
 std::unique_ptr<PromptSource> make_prompt_source(const PromptSourceOptions& options);
 
-/// The seeded order of epoch `epoch`: position -> record, a permutation of 0..size-1 (Fisher-Yates with Philox stream 2).
+/// The seeded order of epoch `epoch`: position -> record, a permutation of 0..size-1 (Fisher-Yates with Philox stream
+/// 2).
 std::vector<uint32_t> epoch_order(uint64_t seed, uint64_t epoch, uint32_t size);
 
 }  // namespace troupe

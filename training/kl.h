@@ -1,0 +1,34 @@
+// Divergence from the reference policy: sampled estimators per token (Schulman 2020, "Approximating KL divergence") and
+// the coefficient that may adapt to a target.
+#pragma once
+
+#include "models/torch.h"
+
+namespace troupe {
+
+enum class KlEstimator {
+  kK1,  // new - ref: unbiased, may be negative
+  kK2,  // (new - ref)^2 / 2: biased, its gradient is that of the KL
+  kK3,  // exp(ref - new) - (ref - new) - 1: unbiased, never negative
+};
+KlEstimator parse_kl_estimator(const std::string& name);  // UsageError lists the known names
+
+/// Estimate per token [N], differentiated as sampled (no term for the sampling distribution).
+Tensor kl_estimate(KlEstimator estimator, const Tensor& log_probs_N, const Tensor& reference_log_probs_N);
+
+/// Coefficient of the KL term: fixed, or steered towards a target (Ziegler et al. 2019, section 2.2): each update
+/// multiplies it by 1 + clamp(kl/target - 1, -0.2, 0.2) * num_samples / horizon.
+class KlCoefficient {
+ public:
+  KlCoefficient(double initial, double target, double horizon);
+  double value() const { return value_; }
+  /// `kl` is the mean over the tokens of a step that had `num_samples` samples; nothing changes without a target.
+  void update(double kl, double num_samples);
+  /// For a resume.
+  void set(double value) { value_ = value; }
+
+ private:
+  double value_, target_, horizon_;
+};
+
+}  // namespace troupe
