@@ -156,8 +156,6 @@ void check_algorithm(const AlgorithmOptions& o) {
   check_that(o.correction_cap > 0, "correction_cap", o.correction_cap, "must be above 0");
 }
 
-bool needs_reference(const AlgorithmOptions& options) {
-  return options.kl_coefficient > 0 || options.kl_target > 0;
-}
+bool needs_reference(const AlgorithmOptions& options) { return options.kl_coefficient > 0 || options.kl_target > 0; }
 
 }  // namespace troupe

@@ -1,5 +1,6 @@
-// The policy-gradient algorithms by name. Each is a set of parameters of shared parts (advantage, policy loss, aggregation,
-// KL, correction), so a new one is one entry in the list of algorithms.cpp. docs/algorithms.md has formulas and papers.
+// The policy-gradient algorithms by name. Each is a set of parameters of shared parts (advantage, policy loss,
+// aggregation, KL, correction), so a new one is one entry in the list of algorithms.cpp. docs/algorithms.md has
+// formulas and papers.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +13,16 @@ namespace troupe {
 /// `algorithm_preset(name)`; keys that the user gives replace the preset's.
 struct AlgorithmOptions {
   std::string name = "grpo";
-  /// "group_mean" "leave_one_out" (over the group's samples), "gae" (needs a critic's values), "reward_to_go" (discounted
-  /// token rewards), "group_reward_to_go" (the same after subtracting the group's mean), "greedy_baseline" (reward minus
-  /// the greedy completion's: Trajectory::baseline_reward).
+  /// "group_mean" "leave_one_out" (over the group's samples), "gae" (needs a critic's values), "reward_to_go"
+  /// (discounted token rewards), "group_reward_to_go" (the same after subtracting the group's mean), "greedy_baseline"
+  /// (reward minus the greedy completion's: Trajectory::baseline_reward).
   std::string advantage = "group_mean";
   std::string advantage_std = "sample";  // of the group: "sample" "population" "none"
   bool whiten_advantages = false;        // over all trainable tokens of the batch
   std::string policy_loss = "clip";      // "clip" "gspo" "cispo" "reinforce"
   double clip_low = 0.2, clip_high = 0.2;
-  double dual_clip = 0;    // 0: off; else above 1
-  double ratio_max = 1.2;  // cispo: bound of the ratio that weighs a token
+  double dual_clip = 0;                    // 0: off; else above 1
+  double ratio_max = 1.2;                  // cispo: bound of the ratio that weighs a token
   std::string aggregation = "token-mean";  // "token-mean" "sequence-mean" "constant"
   double constant_length = 0;              // of "constant"; 0: see complete_algorithm
   double kl_coefficient = 0;
@@ -39,7 +40,8 @@ struct AlgorithmOptions {
   int64_t overlong_max_tokens = 0, overlong_buffer = 0;
   double overlong_penalty_factor = 1;
   int64_t num_epochs = 1, num_minibatches = 1;  // over one fixed batch
-  std::string old_log_probs = "sampler";        // the ratio's denominator; "recomputed": by the trainer before its first update
+  std::string old_log_probs =
+      "sampler";  // the ratio's denominator; "recomputed": by the trainer before its first update
   /// "none" "token-truncate" "token-band" "sequence-truncate" "sequence-mask" "geometric-mask"; needs "recomputed".
   std::string correction = "none";
   double correction_low = 0.5, correction_high = 2, correction_cap = 2;
@@ -52,8 +54,9 @@ struct AlgorithmOptions {
 std::vector<std::string> known_algorithms();
 /// UsageError lists the known names.
 AlgorithmOptions algorithm_preset(const std::string& name);
-/// Fills what follows from the sampling limit where it is 0: constant_length and overlong_max_tokens with max_new_tokens,
-/// overlong_buffer with a fifth of overlong_max_tokens (the paper's share). To be called before check_algorithm.
+/// Fills what follows from the sampling limit where it is 0: constant_length and overlong_max_tokens with
+/// max_new_tokens, overlong_buffer with a fifth of overlong_max_tokens (the paper's share). To be called before
+/// check_algorithm.
 void complete_algorithm(AlgorithmOptions& options, int64_t max_new_tokens);
 /// UsageError naming the key whose value or combination is impossible.
 void check_algorithm(const AlgorithmOptions& options);

@@ -1,5 +1,6 @@
-// The learner: one rank's training step for any objective. The trainer actor's shards each own one; pre-training and RL differ
-// by the objective they are given. Every rank calls every function; numbers do not depend on the number of ranks.
+// The learner: one rank's training step for any objective. The trainer actor's shards each own one; pre-training and RL
+// differ by the objective they are given. Every rank calls every function; numbers do not depend on the number of
+// ranks.
 #pragma once
 
 #include <map>
@@ -30,7 +31,8 @@ struct LearnerOptions {
 /// Names as in metrics.jsonl ("loss/mean", "grad_norm", "logprob_diff/max", ...).
 using Metrics = std::map<std::string, double>;
 
-/// One packed row for language modelling: targets_T[t] is the token after t inside its document, -1 where there is none.
+/// One packed row for language modelling: targets_T[t] is the token after t inside its document, -1 where there is
+/// none.
 struct LanguageModelBatch {
   std::vector<int32_t> tokens, targets;
   PackedLayout layout;
@@ -44,8 +46,8 @@ class Learner {
   void load(const std::function<Tensor(const std::string& name)>& read);
 
   /// One policy update (num_epochs * num_minibatches optimizer steps) on the whole batch; every rank is given the same
-  /// trajectories and takes its part. A non-finite loss or gradient skips the update, says so in "skipped" and throws Error
-  /// after `skip_nonfinite_steps` in a row.
+  /// trajectories and takes its part. A non-finite loss or gradient skips the update, says so in "skipped" and throws
+  /// Error after `skip_nonfinite_steps` in a row.
   Metrics train_policy(const std::vector<Trajectory>& batch);
   /// One pre-training update: each rank gives its own rows; the denominator is the global count of targets.
   Metrics train_language_model(const std::vector<LanguageModelBatch>& rows);
@@ -54,7 +56,7 @@ class Learner {
   /// Log-probs of every token of every trajectory under the current weights (index t: token t; 0 at index 0).
   std::vector<std::vector<float>> log_probs(const std::vector<Trajectory>& batch);
 
-  int64_t step() const;  // optimizer steps done
+  int64_t step() const;          // optimizer steps done
   double learning_rate() const;  // of the next step
   TensorMap gather_weights(at::ScalarType dtype);
   FullyShardedDecoder& model();

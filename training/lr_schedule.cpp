@@ -18,9 +18,12 @@ Decay parse_decay(const std::string& name) {
 
 double remaining(Decay decay, double progress) {
   switch (decay) {
-    case Decay::kSqrt: return 1 - std::sqrt(progress);
-    case Decay::kCosine: return 0.5 * (1 + std::cos(std::numbers::pi * progress));
-    case Decay::kLinear: break;
+    case Decay::kSqrt:
+      return 1 - std::sqrt(progress);
+    case Decay::kCosine:
+      return 0.5 * (1 + std::cos(std::numbers::pi * progress));
+    case Decay::kLinear:
+      break;
   }
   return 1 - progress;
 }

@@ -1,5 +1,5 @@
-// The learning rate as a function of the number of finished optimizer steps, and of nothing else: a resume cannot shift it
-// (B076, B077).
+// The learning rate as a function of the number of finished optimizer steps, and of nothing else: a resume cannot shift
+// it (B076, B077).
 //
 //   rate  lr  |      ________________
 //             |     /                \            warm-up, stable, decay ("WSD", Hu et al. 2024)
@@ -19,8 +19,8 @@ struct ScheduleOptions {
   double min_lr_factor = 0;           // the decay ends at lr * min_lr_factor
 };
 
-/// Rate of the step after `finished_steps`. Warm-up gives lr / warmup_steps in the first step and lr in step warmup_steps;
-/// the decay reaches its end after total_steps and stays there.
+/// Rate of the step after `finished_steps`. Warm-up gives lr / warmup_steps in the first step and lr in step
+/// warmup_steps; the decay reaches its end after total_steps and stays there.
 double scheduled_learning_rate(const ScheduleOptions& options, double lr, int64_t finished_steps);
 
 /// UsageError naming the key that is out of range.

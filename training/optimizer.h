@@ -1,5 +1,5 @@
-// Optimizers over this rank's shards. State is shaped like the shards and follows them into checkpoints. Weight decay is
-// decoupled and leaves one-dimensional parameters (norms, biases) alone, wherever in a flat shard they lie.
+// Optimizers over this rank's shards. State is shaped like the shards and follows them into checkpoints. Weight decay
+// is decoupled and leaves one-dimensional parameters (norms, biases) alone, wherever in a flat shard they lie.
 #pragma once
 
 #include <map>
@@ -18,12 +18,13 @@ class Optimizer {
   virtual ~Optimizer() = default;
   /// One update of every shard from its gradient times `gradient_scale`, with this step's rate. `step` counts from 1.
   virtual void update(double lr, double gradient_scale, int64_t step) = 0;
-  /// State tensors by kind ("exp_avg", ...), one a unit in the shards' order. The tensors themselves: writing to them loads.
+  /// State tensors by kind ("exp_avg", ...), one a unit in the shards' order. The tensors themselves: writing to them
+  /// loads.
   virtual std::map<std::string, std::vector<Tensor>> state() = 0;
 };
 
-/// `specs` tells which parameters have one dimension; shards and pieces as FullyShardedDecoder gives them. The shards must
-/// outlive the optimizer. UsageError: an unknown name (lists the known ones) or a setting out of range.
+/// `specs` tells which parameters have one dimension; shards and pieces as FullyShardedDecoder gives them. The shards
+/// must outlive the optimizer. UsageError: an unknown name (lists the known ones) or a setting out of range.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, std::vector<UnitShard>& shards,
                                           const std::vector<ShardPiece>& pieces,
                                           const std::vector<ParameterSpec>& specs);

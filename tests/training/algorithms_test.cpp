@@ -18,10 +18,11 @@ TEST_CASE("every algorithm of the list is possible once the sampling limit is kn
 }
 
 TEST_CASE("an unknown algorithm names the known ones") {
-  CHECK_THROWS_WITH_AS(algorithm_preset("trpo"),
-                       R"(algorithm.name = "trpo" is unknown; known: "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", )"
-                       R"("reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "ppo")",
-                       UsageError);
+  CHECK_THROWS_WITH_AS(
+      algorithm_preset("trpo"),
+      R"(algorithm.name = "trpo" is unknown; known: "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", )"
+      R"("reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "ppo")",
+      UsageError);
 }
 
 TEST_CASE("impossible combinations are refused by key") {
