@@ -36,18 +36,26 @@ struct ModelConfig {
   bool attention_output_bias = false;  // o_proj
   bool mlp_bias = false;
   bool query_key_norm = false;  // RMSNorm over each head of q and k before rope (qwen3)
+  int64_t num_labels = 0;  // > 0: a sequence-classification head `score.weight` [num_labels, hidden_size], no lm_head
   RopeConfig rope;
   int64_t bos_token_id = -1;
   std::vector<int64_t> eos_token_ids;
-  nlohmann::json source;  // config.json as read; written back on export so that nothing is lost
+  nlohmann::json
+      source;  // config.json as read (of a nested one, its text_config); export starts from it, so nothing is lost
 
   int64_t num_parameters() const;  // tied weights once
 };
 
-/// Reads both published forms (`rope_parameters` and `rope_theta` + `rope_scaling`). Throws Error naming the key that is
-/// missing, has the wrong type, or changes the mathematics and is not supported; an unknown model_type lists the known ones.
+/// Families that parse_model_config knows.
+const std::vector<std::string>& known_model_types();
+
+/// Reads both published forms (`rope_parameters` and `rope_theta` + `rope_scaling`), also inside a multi-modal folder's
+/// `text_config`. A key that is absent has the value that transformers gives it. Throws Error naming the key that is
+/// missing, has the wrong type, or changes the mathematics and is not supported; an unknown model_type lists the known
+/// ones.
 ModelConfig parse_model_config(const nlohmann::json& config);
-/// config.json that transformers 4 and 5 read; starts from `source`.
+/// config.json that transformers 4 and 5 read (both forms of rope and dtype); starts from `source`. dtype: "float32",
+/// ...
 nlohmann::json write_model_config(const ModelConfig& config, const std::string& dtype);
 
 /// One parameter of a network: checkpoint name, shape, and the unit that owns it (see models/decoder.h).
@@ -57,7 +65,9 @@ struct ParameterSpec {
   int64_t unit = 0;
 };
 
-/// Every parameter in a fixed order, tied ones once. Units: 0 = embedding, 1..L = layers, L+1 = final norm and untied head.
+/// Every parameter in a fixed order (embedding; per layer attention norm, q, k, v, o, their biases, q and k norm, MLP
+/// norm, gate, up, down; final norm; head), tied ones once. Units: 0 = embedding, 1..L = layers, L+1 = final norm and
+/// untied head.
 std::vector<ParameterSpec> parameter_specs(const ModelConfig& config);
 
 /// Inverse frequencies [head_dim/2] after scaling (float64), Su et al. 2021; "llama3" as in Meta's Llama 3.1 release.

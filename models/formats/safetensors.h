@@ -7,36 +7,52 @@
 #include <string>
 #include <vector>
 
-#include "models/torch.h"
 #include "base/file.h"
+#include "models/formats/safetensors_header.h"
+#include "models/torch.h"
 
 namespace troupe {
 
-struct SafetensorsEntry {
-  std::string dtype;
-  std::vector<int64_t> shape;
-  uint64_t begin = 0, end = 0;  // bytes in the data part
-};
+/// torch's type for a safetensors dtype ("BF16"), nullopt where torch has none; and the way back (Error where there is
+/// none).
+std::optional<at::ScalarType> scalar_type_of(const std::string& safetensors_dtype);
+std::string safetensors_dtype_of(at::ScalarType type);
 
-/// A memory-mapped, fully checked file (B059): offsets fit shape and dtype, no overlap, no gap, inside the file, no name twice.
+/// A memory-mapped, fully checked file (B059): offsets fit shape and dtype, no overlap, no gap, inside the file, no
+/// name twice.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
-  const std::map<std::string, SafetensorsEntry>& entries() const { return entries_; }
-  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  const std::filesystem::path& path() const { return path_; }
+  const std::map<std::string, SafetensorsEntry>& entries() const { return header_.entries; }
+  const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   std::span<const std::byte> bytes(const std::string& name) const;
-  /// A tensor over the mapped memory (no copy; read only; keeps the map alive). Throws Error on dtypes torch lacks.
+  /// A tensor over the mapped memory (no copy; read only; keeps the map alive; copied only where the file holds it at
+  /// an address that its dtype cannot have). Throws Error on dtypes torch lacks.
   Tensor tensor(const std::string& name) const;
 
  private:
+  const SafetensorsEntry& entry(const std::string& name) const;
+
   std::filesystem::path path_;
   std::shared_ptr<MappedFile> file_;
-  std::map<std::string, SafetensorsEntry> entries_;
-  std::map<std::string, std::string> metadata_;
-  size_t data_begin_ = 0;
+  SafetensorsHeader header_;
 };
 
-/// Writes tensors in name order, synced. Every tensor is written contiguous in its own dtype.
+/// One tensor to write; `make` is called when its turn comes, so that converted copies need not exist at once.
+struct SafetensorsItem {
+  std::string name;
+  at::ScalarType dtype;
+  std::vector<int64_t> shape;
+  std::function<Tensor()> make;
+};
+
+/// Writes the file, synced: wider elements first and then by name, so that every tensor lies aligned. The same tensors
+/// give the same bytes. Throws Error with the path and the system's reason (full disk, ...).
+void write_safetensors(const std::filesystem::path& path, std::vector<SafetensorsItem> items,
+                       const std::map<std::string, std::string>& metadata);
+
+/// The same for tensors at hand, each in its own dtype.
 void write_safetensors(const std::filesystem::path& path, const std::map<std::string, Tensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

@@ -1,0 +1,218 @@
+#include "models/formats/gguf_reader.h"
+
+#include <cmath>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "models/formats/dequantise.h"
+
+namespace troupe {
+namespace {
+
+/// Hugging Face name of a GGUF tensor, "" where it has none in these families.
+std::string hugging_face_name(const std::string& name) {
+  static const std::map<std::string, std::string> outside = {{"token_embd.weight", "model.embed_tokens.weight"},
+                                                             {"output_norm.weight", "model.norm.weight"},
+                                                             {"output.weight", "lm_head.weight"}};
+  static const std::map<std::string, std::string> inside = {
+      {"attn_norm", "input_layernorm"},    {"attn_q", "self_attn.q_proj"},
+      {"attn_k", "self_attn.k_proj"},      {"attn_v", "self_attn.v_proj"},
+      {"attn_output", "self_attn.o_proj"}, {"attn_q_norm", "self_attn.q_norm"},
+      {"attn_k_norm", "self_attn.k_norm"}, {"ffn_norm", "post_attention_layernorm"},
+      {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
+      {"ffn_down", "mlp.down_proj"}};
+  if (const auto found = outside.find(name); found != outside.end()) return found->second;
+  if (!name.starts_with("blk.")) return "";
+  const auto layer_end = name.find('.', 4);
+  const auto part_end = name.rfind('.');
+  if (layer_end == std::string::npos || part_end <= layer_end) return "";
+  const auto found = inside.find(name.substr(layer_end + 1, part_end - layer_end - 1));
+  if (found == inside.end()) return "";
+  return "model.layers." + name.substr(4, layer_end - 4) + "." + found->second + name.substr(part_end);
+}
+
+/// Llama 3's rotary scaling is stored as its result, one divisor per frequency; the configuration needs its cause.
+RopeConfig rope_from_divisors(const RopeConfig& plain, const std::vector<float>& divisors, int64_t head_dim,
+                              const std::string& path) {
+  RopeConfig rope = plain;
+  rope.kind = "llama3";
+  rope.factor = *std::max_element(divisors.begin(), divisors.end());
+  rope.low_freq_factor = 1;  // what every published Llama 3 has
+  rope.high_freq_factor = 4;
+  rope.original_max_position_embeddings = 8192;
+  const auto frequencies = rope_inverse_frequencies(plain, head_dim);
+  const auto scaled = rope_inverse_frequencies(rope, head_dim);
+  bool equal = divisors.size() == frequencies.size();
+  for (size_t i = 0; equal && i < divisors.size(); ++i) {
+    equal = std::abs(frequencies[i] / scaled[i] - divisors[i]) <= 1e-3 * divisors[i];
+  }
+  require(equal, path, ": rope_freqs.weight is not the scaling of Llama 3, and no other is supported");
+  return rope;
+}
+
+class GgufReader final : public CheckpointReader {
+ public:
+  explicit GgufReader(const std::filesystem::path& path)
+      : path_(path), file_(path), header_(parse_gguf_header(file_.bytes(), path.string())) {
+    architecture_ = header_.text("general.architecture");
+    require(architecture_ == "llama" || architecture_ == "qwen2" || architecture_ == "qwen3", path.string(),
+            ": GGUF architecture \"", architecture_, "\" is not supported; supported are llama, qwen2, qwen3");
+    for (const auto& [name, tensor] : header_.tensors) {
+      if (name == "rope_freqs.weight") continue;  // taken into the configuration
+      const auto own_name = hugging_face_name(name);
+      const auto& known_name = own_name.empty() ? name : own_name;
+      tensors_[known_name] = {tensor.shape, tensor.type->name};
+      stored_[known_name] = &tensor;
+    }
+    make_config();
+  }
+
+  const ModelConfig& config() const override { return config_; }
+  const std::map<std::string, TensorInfo>& tensors() const override { return tensors_; }
+  std::filesystem::path path() const override { return path_; }
+  std::string tokenizer_json() const override { return gguf_tokenizer_json(header_); }
+  nlohmann::json tokenizer_config() const override { return gguf_tokenizer_config(header_); }
+  std::string chat_template() const override { return header_.text("tokenizer.chat_template", ""); }
+
+  std::map<std::string, std::string> text_files() const override {
+    std::map<std::string, std::string> files;
+    const auto tokenizer = tokenizer_json();
+    if (tokenizer.empty()) return files;
+    files["tokenizer.json"] = tokenizer;
+    auto settings = tokenizer_config();
+    settings.erase("chat_template");
+    files["tokenizer_config.json"] = settings.dump(2) + "\n";
+    if (const auto source = chat_template(); !source.empty()) files["chat_template.jinja"] = source;
+    nlohmann::json generation = {{"_from_model_config", true}, {"eos_token_id", config_.eos_token_ids}};
+    if (config_.bos_token_id >= 0) generation["bos_token_id"] = config_.bos_token_id;
+    if (header_.contains("tokenizer.ggml.padding_token_id")) {
+      generation["pad_token_id"] = header_.integer("tokenizer.ggml.padding_token_id");
+    }
+    files["generation_config.json"] = generation.dump(2) + "\n";
+    return files;
+  }
+
+  Tensor read(const std::string& name, at::ScalarType dtype) const override {
+    const auto found = stored_.find(name);
+    require(found != stored_.end(), path_.string(), ": no tensor \"", name, "\"");
+    auto result = unpack(*found->second, dtype);
+    const bool is_query = name.find(".self_attn.q_proj.") != std::string::npos;
+    const bool is_key = name.find(".self_attn.k_proj.") != std::string::npos;
+    if (architecture_ != "llama" || !(is_query || is_key)) return result;
+    const auto heads = is_query ? config_.num_attention_heads : config_.num_key_value_heads;
+    require(result.size(0) == heads * config_.head_dim, path_.string(), ": tensor \"", name, "\" has ", result.size(0),
+            " rows, not ", heads, " heads of ", config_.head_dim);
+    return result.index_select(0, at::tensor(stored_rotary_rows(heads, config_.head_dim), at::kLong));
+  }
+
+ private:
+  static Tensor unpack(const GgufTensor& tensor, at::ScalarType dtype) {
+    const auto& type = *tensor.type;
+    const bool direct = dtype == at::kFloat;
+    auto result = at::empty(tensor.shape, at::TensorOptions().dtype(dtype));
+    const auto num_blocks = static_cast<int64_t>(tensor.bytes.size() / type.block_bytes);
+    const int64_t chunk_blocks = std::max<int64_t>(1, 16384 / type.block_size);
+    at::parallel_for(0, num_blocks, chunk_blocks, [&](int64_t begin, int64_t end) {
+      std::vector<float> buffer(direct ? 0 : static_cast<size_t>(chunk_blocks * type.block_size));
+      for (int64_t block = begin; block < end; block += chunk_blocks) {
+        const auto count = std::min(chunk_blocks, end - block);
+        const auto* source = tensor.bytes.data() + block * type.block_bytes;
+        const auto first = block * type.block_size;
+        if (direct) {
+          dequantise_gguf(type.id, source, static_cast<size_t>(count), result.mutable_data_ptr<float>() + first);
+          continue;
+        }
+        dequantise_gguf(type.id, source, static_cast<size_t>(count), buffer.data());
+        const auto numbers = at::from_blob(buffer.data(), {count * type.block_size}, at::kFloat);
+        result.view({-1}).narrow(0, first, count * type.block_size).copy_(numbers);
+      }
+    });
+    return result;
+  }
+
+  int64_t architecture_integer(const std::string& key, std::optional<int64_t> fallback = std::nullopt) const {
+    return header_.integer(architecture_ + "." + key, fallback);
+  }
+
+  void make_config() {
+    require(
+        tensors_.contains("model.embed_tokens.weight") && tensors_.at("model.embed_tokens.weight").shape.size() == 2,
+        path_.string(), ": no tensor token_embd.weight");
+    require(architecture_integer("expert_count", 0) == 0, path_.string(), ": ", architecture_,
+            ".expert_count: experts are not supported");
+    require(header_.integer("split.count", 1) <= 1, path_.string(),
+            ": a part of a split GGUF (split.count); merge the parts into one file first");
+    const auto heads = architecture_integer("attention.head_count");
+    const auto hidden = architecture_integer("embedding_length");
+    require(heads > 0, path_.string(), ": ", architecture_, ".attention.head_count = ", heads);
+    const auto head_dim = architecture_integer("attention.key_length", hidden / heads);
+    require(architecture_integer("attention.value_length", head_dim) == head_dim, path_.string(), ": ", architecture_,
+            ".attention.value_length differs from key_length, which is not supported");
+    require(architecture_integer("rope.dimension_count", head_dim) == head_dim, path_.string(), ": ", architecture_,
+            ".rope.dimension_count differs from the head size, which is not supported");
+    nlohmann::json json = {{"model_type", architecture_},
+                           {"vocab_size", tensors_.at("model.embed_tokens.weight").shape.front()},
+                           {"hidden_size", hidden},
+                           {"intermediate_size", architecture_integer("feed_forward_length")},
+                           {"num_hidden_layers", architecture_integer("block_count")},
+                           {"num_attention_heads", heads},
+                           {"num_key_value_heads", architecture_integer("attention.head_count_kv", heads)},
+                           {"head_dim", head_dim},
+                           {"hidden_act", "silu"},
+                           {"max_position_embeddings", architecture_integer("context_length")},
+                           {"rms_norm_eps", header_.number(architecture_ + ".attention.layer_norm_rms_epsilon")},
+                           {"tie_word_embeddings", !tensors_.contains("lm_head.weight")}};
+    const bool has_query_bias = tensors_.contains("model.layers.0.self_attn.q_proj.bias");
+    const bool has_output_bias = tensors_.contains("model.layers.0.self_attn.o_proj.bias");
+    if (architecture_ != "qwen2") json["attention_bias"] = has_query_bias && has_output_bias;
+    if (architecture_ == "llama") json["mlp_bias"] = tensors_.contains("model.layers.0.mlp.gate_proj.bias");
+    for (const auto& [key, source] : {std::pair("bos_token_id", "tokenizer.ggml.bos_token_id"),
+                                      std::pair("eos_token_id", "tokenizer.ggml.eos_token_id"),
+                                      std::pair("pad_token_id", "tokenizer.ggml.padding_token_id")}) {
+      if (header_.contains(source)) json[key] = header_.integer(source);
+    }
+    json["rope_theta"] = header_.number(architecture_ + ".rope.freq_base", 10000.0);
+    const auto scaling = header_.text(architecture_ + ".rope.scaling.type", "none");
+    if (scaling != "none") {
+      json["rope_scaling"] = {{"rope_type", scaling},
+                              {"factor", header_.number(architecture_ + ".rope.scaling.factor", 1.0)}};
+    }
+    try {
+      config_ = parse_model_config(json);
+    } catch (const Error& error) {
+      fail(path_.string(), ": ", error.what());
+    }
+    if (const auto divisors = header_.tensors.find("rope_freqs.weight"); divisors != header_.tensors.end()) {
+      const auto values = unpack(divisors->second, at::kFloat);
+      const auto* first = values.const_data_ptr<float>();
+      config_.rope = rope_from_divisors(config_.rope, {first, first + values.numel()}, head_dim, path_.string());
+    }
+    config_.source = write_model_config(config_, "float32");
+  }
+
+  std::filesystem::path path_;
+  MappedFile file_;
+  GgufHeader header_;
+  std::string architecture_;
+  ModelConfig config_;
+  std::map<std::string, TensorInfo> tensors_;
+  std::map<std::string, const GgufTensor*> stored_;
+};
+
+}  // namespace
+
+std::vector<int64_t> stored_rotary_rows(int64_t num_heads, int64_t head_dim) {
+  std::vector<int64_t> rows;
+  rows.reserve(static_cast<size_t>(num_heads * head_dim));
+  const auto half = head_dim / 2;
+  for (int64_t head = 0; head < num_heads; ++head) {
+    for (int64_t row = 0; row < head_dim; ++row) rows.push_back(head * head_dim + row % half * 2 + row / half);
+  }
+  return rows;
+}
+
+std::unique_ptr<CheckpointReader> open_gguf(const std::filesystem::path& path) {
+  return std::make_unique<GgufReader>(path);
+}
+
+}  // namespace troupe
