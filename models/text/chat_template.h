@@ -17,8 +17,8 @@ class ChatTemplate {
   ~ChatTemplate();
   ChatTemplate(ChatTemplate&&) noexcept;
 
-  /// Variables: messages, add_generation_prompt, tools, documents, bos_token, eos_token, ... Limits on time, depth and output
-  /// size hold against hostile templates. Throws Error with line and name (raise_exception's text included).
+  /// Variables: messages, add_generation_prompt, tools, documents, bos_token, eos_token, ... Limits on time, depth and
+  /// output size hold against hostile templates. Throws Error with line and name (raise_exception's text included).
   std::string render(const OrderedJson& variables) const;
 
  private:

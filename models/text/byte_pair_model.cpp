@@ -1,0 +1,283 @@
+// Byte-pair encoding. Most words of a text are tokens of their own: which pieces the merges turn into one token is
+// found when the model is read, so that encoding them is one look-up and needs no cache that threads would share.
+#include "models/text/byte_pair_model.h"
+
+#include <algorithm>
+#include <limits>
+#include <queue>
+
+#include "base/error.h"
+#include "models/text/byte_alphabet.h"
+#include "models/text/unicode.h"
+
+namespace troupe {
+namespace {
+
+using nlohmann::json;
+constexpr size_t kShortPiece = 48;  // tokens up to which scanning for the best pair beats a heap
+
+uint64_t mix(uint64_t key) {
+  key ^= key >> 31;
+  key *= 0x9E3779B97F4A7C15ull;
+  return key ^ key >> 29;
+}
+
+std::string byte_token(unsigned byte) {
+  constexpr char kDigits[] = "0123456789ABCDEF";
+  return std::string("<0x") + kDigits[byte >> 4] + kDigits[byte & 15] + ">";
+}
+
+std::string optional_string(const json& description, const char* key) {
+  const auto found = description.find(key);
+  return found == description.end() || found->is_null() ? std::string() : found->get<std::string>();
+}
+
+}  // namespace
+
+BytePairModel::BytePairModel(const json& description, bool byte_level) : byte_level_(byte_level) {
+  const auto type = description.value("type", std::string("BPE"));
+  require(type == "BPE", "tokenizer.json: model '", type, "' is not supported (known: BPE)");
+  const auto dropout = description.find("dropout");
+  require(dropout == description.end() || dropout->is_null() || dropout->get<double>() == 0,
+          "tokenizer.json: BPE dropout is not supported: ids would be random");
+  byte_fallback_ = description.value("byte_fallback", false);
+  fuse_unknown_ = description.value("fuse_unk", false);
+  ignore_merges_ = description.value("ignore_merges", false);
+  prefix_ = optional_string(description, "continuing_subword_prefix");
+  suffix_ = optional_string(description, "end_of_word_suffix");
+  const auto& vocabulary = description.at("vocab");
+  require(vocabulary.is_object(), "tokenizer.json: model.vocab is not an object");
+  vocabulary_.reserve(vocabulary.size());
+  for (const auto& [token, id] : vocabulary.items()) {
+    require(id.is_number_integer() && id.get<int64_t>() >= 0 && id.get<int64_t>() < std::numeric_limits<int32_t>::max(),
+            "tokenizer.json: the id of token '", token, "' is not a small non-negative integer");
+    vocabulary_.emplace(token, id.get<int32_t>());
+  }
+  const auto id_of = [&](std::string_view token) {
+    const auto found = vocabulary_.find(token);
+    return found == vocabulary_.end() ? -1 : found->second;
+  };
+  if (const auto unknown = optional_string(description, "unk_token"); !unknown.empty()) {
+    unknown_id_ = id_of(unknown);
+    require(unknown_id_ >= 0, "tokenizer.json: unk_token '", unknown, "' is not in the vocabulary");
+  }
+  byte_ids_.assign(256, -1);
+  ascii_ids_.assign(128, -1);
+  for (unsigned byte = 0; byte < 256; ++byte) {
+    byte_ids_[byte] = id_of(byte_level_ ? byte_alphabet()[byte] : byte_token(byte));
+    if (byte < 128) ascii_ids_[byte] = id_of(std::string(1, static_cast<char>(byte)));
+  }
+  if (!byte_level_ && byte_fallback_ && std::count(byte_ids_.begin(), byte_ids_.end(), -1) != 0) byte_fallback_ = false;
+  read_merges(description.at("merges"));
+  find_whole_pieces();
+}
+
+void BytePairModel::read_merges(const json& merges) {
+  require(merges.is_array(), "tokenizer.json: model.merges is not an array");
+  size_t capacity = 16;
+  while (capacity < merges.size() * 2) capacity *= 2;
+  merges_.assign(capacity, {});
+  uint32_t rank = 0;
+  for (const auto& entry : merges) {
+    std::string left, right;
+    if (entry.is_string()) {  // "left right": parted by the one ASCII space, whatever else the parts hold
+      const auto text = entry.get<std::string>();
+      const size_t space = text.find(' ');
+      require(space != text.npos && space > 0 && space + 1 < text.size() && text.find(' ', space + 1) == text.npos,
+              "tokenizer.json: merge ", rank, " ('", text, "') is not two tokens parted by one space");
+      left = text.substr(0, space);
+      right = text.substr(space + 1);
+    } else {
+      require(entry.is_array() && entry.size() == 2 && entry[0].is_string() && entry[1].is_string(),
+              "tokenizer.json: merge ", rank, " is neither a string nor a pair of strings");
+      left = entry[0].get<std::string>();
+      right = entry[1].get<std::string>();
+    }
+    require(right.size() >= prefix_.size(), "tokenizer.json: merge ", rank, ": '", right,
+            "' lacks continuing_subword_prefix");
+    const auto left_id = vocabulary_.find(left), right_id = vocabulary_.find(right);
+    const auto merged = vocabulary_.find(left + right.substr(prefix_.size()));
+    require(left_id != vocabulary_.end() && right_id != vocabulary_.end() && merged != vocabulary_.end(),
+            "tokenizer.json: merge ", rank, " ('", left, "' + '", right,
+            "') names a token that is not in the vocabulary");
+    add_merge({pair_key(left_id->second, right_id->second), rank, merged->second});
+    ++rank;
+  }
+}
+
+void BytePairModel::add_merge(Merge merge) {
+  const size_t mask = merges_.size() - 1;
+  size_t at = mix(merge.pair) & mask;
+  while (merges_[at].pair != kNoPair && merges_[at].pair != merge.pair) at = (at + 1) & mask;
+  merges_[at] = merge;  // as in the reference, a pair that comes twice has its later rank
+}
+
+const BytePairModel::Merge* BytePairModel::find_merge(int32_t left, int32_t right) const {
+  const uint64_t pair = pair_key(left, right);
+  const size_t mask = merges_.size() - 1;
+  for (size_t at = mix(pair) & mask;; at = (at + 1) & mask) {
+    if (merges_[at].pair == pair) return &merges_[at];
+    if (merges_[at].pair == kNoPair) return nullptr;
+  }
+}
+
+void BytePairModel::find_whole_pieces() {
+  std::vector<TokenSpan> tokens;
+  pieces_.reserve(vocabulary_.size());
+  for (const auto& [token, id] : vocabulary_) {
+    std::string text = token;
+    if (byte_level_) {
+      auto bytes = from_byte_alphabet(token);
+      if (!bytes) continue;
+      text = std::move(*bytes);
+    }
+    if (text.empty() || (!ignore_merges_ && text.size() > 256)) continue;
+    if (!ignore_merges_) {
+      tokens.clear();
+      merge_tokens(text, tokens);
+      if (tokens.size() != 1 || tokens[0].id != id) continue;
+    }
+    pieces_.emplace(std::move(text), id);
+  }
+}
+
+void BytePairModel::encode(std::string_view piece, std::vector<TokenSpan>& out) const {
+  if (piece.empty()) return;
+  if (const auto whole = pieces_.find(piece); whole != pieces_.end()) {
+    out.push_back({whole->second, static_cast<uint32_t>(piece.size())});
+    return;
+  }
+  merge_tokens(piece, out);
+}
+
+void BytePairModel::merge_tokens(std::string_view piece, std::vector<TokenSpan>& out) const {
+  const size_t first = out.size();
+  initial_tokens(piece, out);
+  if (out.size() - first <= kShortPiece) {
+    merge_short(out, first);
+  } else {
+    merge_long(out, first);
+  }
+}
+
+void BytePairModel::initial_tokens(std::string_view piece, std::vector<TokenSpan>& out) const {
+  const size_t first_token = out.size();
+  bool after_unknown = false;
+  const auto unknown = [&](size_t num_bytes) {
+    if (unknown_id_ < 0) {  // as the reference does: nothing stands for it
+      if (out.size() > first_token) out.back().num_bytes += static_cast<uint32_t>(num_bytes);
+      return;
+    }
+    if (fuse_unknown_ && after_unknown) {
+      out.back().num_bytes += static_cast<uint32_t>(num_bytes);
+    } else {
+      out.push_back({unknown_id_, static_cast<uint32_t>(num_bytes)});
+    }
+    after_unknown = true;
+  };
+  const auto known = [&](int32_t id, size_t num_bytes) {
+    out.push_back({id, static_cast<uint32_t>(num_bytes)});
+    after_unknown = false;
+  };
+  if (byte_level_ && prefix_.empty() && suffix_.empty()) {
+    for (const char c : piece) {
+      const int32_t id = byte_ids_[static_cast<unsigned char>(c)];
+      id >= 0 ? known(id, 1) : unknown(1);
+    }
+    return;
+  }
+  std::string symbol;
+  for (size_t at = 0; at < piece.size();) {
+    const size_t begin = at;
+    at += byte_level_ ? 1 : utf8_width(piece[at]);
+    const auto text = piece.substr(begin, at - begin);
+    const auto first = static_cast<unsigned char>(text[0]);
+    int32_t id = -1;
+    if (first < 128 && prefix_.empty() && suffix_.empty()) {
+      id = ascii_ids_[first];
+    } else {
+      symbol = begin > 0 ? prefix_ : "";
+      symbol += byte_level_ ? byte_alphabet()[first] : std::string(text);
+      if (at >= piece.size()) symbol += suffix_;
+      const auto found = vocabulary_.find(symbol);
+      if (found != vocabulary_.end()) id = found->second;
+    }
+    if (id >= 0) {
+      known(id, text.size());
+    } else if (byte_fallback_ && !byte_level_) {
+      for (const char c : text) known(byte_ids_[static_cast<unsigned char>(c)], 1);
+    } else {
+      unknown(text.size());
+    }
+  }
+}
+
+void BytePairModel::merge_short(std::vector<TokenSpan>& tokens, size_t first) const {
+  size_t count = tokens.size() - first;
+  if (count < 2) return;
+  const Merge* merges[kShortPiece];  // merges[i]: of tokens i and i + 1
+  TokenSpan* at = tokens.data() + first;
+  for (size_t i = 0; i + 1 < count; ++i) merges[i] = find_merge(at[i].id, at[i + 1].id);
+  for (;;) {
+    size_t best = count;
+    uint32_t best_rank = std::numeric_limits<uint32_t>::max();
+    for (size_t i = 0; i + 1 < count; ++i) {
+      if (merges[i] != nullptr && merges[i]->rank < best_rank) {
+        best_rank = merges[i]->rank;
+        best = i;
+      }
+    }
+    if (best == count) break;
+    at[best] = {merges[best]->id, at[best].num_bytes + at[best + 1].num_bytes};
+    for (size_t i = best + 1; i + 1 < count; ++i) {
+      at[i] = at[i + 1];
+      merges[i - 1] = merges[i];
+    }
+    --count;
+    if (best + 1 < count) merges[best] = find_merge(at[best].id, at[best + 1].id);
+    if (best > 0) merges[best - 1] = find_merge(at[best - 1].id, at[best].id);
+  }
+  tokens.resize(first + count);
+}
+
+void BytePairModel::merge_long(std::vector<TokenSpan>& tokens, size_t first) const {
+  struct Candidate {
+    uint32_t rank, left;
+    int32_t left_id, right_id;  // as they were: a candidate whose tokens have changed is void
+    bool operator>(const Candidate& other) const { return rank != other.rank ? rank > other.rank : left > other.left; }
+  };
+  const auto count = static_cast<uint32_t>(tokens.size() - first);
+  constexpr uint32_t kEnd = std::numeric_limits<uint32_t>::max();
+  TokenSpan* at = tokens.data() + first;
+  std::vector<uint32_t> next(count), previous(count);
+  for (uint32_t i = 0; i < count; ++i) {
+    next[i] = i + 1 < count ? i + 1 : kEnd;
+    previous[i] = i > 0 ? i - 1 : kEnd;
+  }
+  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> candidates;
+  const auto consider = [&](uint32_t left) {
+    if (left == kEnd || next[left] == kEnd) return;
+    if (const auto* merge = find_merge(at[left].id, at[next[left]].id)) {
+      candidates.push({merge->rank, left, at[left].id, at[next[left]].id});
+    }
+  };
+  for (uint32_t i = 0; i + 1 < count; ++i) consider(i);
+  while (!candidates.empty()) {
+    const Candidate best = candidates.top();
+    candidates.pop();
+    const uint32_t left = best.left, right = next[left];
+    if (at[left].id != best.left_id || at[left].num_bytes == 0 || right == kEnd || at[right].id != best.right_id)
+      continue;
+    at[left] = {find_merge(best.left_id, best.right_id)->id, at[left].num_bytes + at[right].num_bytes};
+    at[right] = {-1, 0};
+    next[left] = next[right];
+    if (next[left] != kEnd) previous[next[left]] = left;
+    consider(previous[left]);
+    consider(left);
+  }
+  tokens.erase(std::remove_if(tokens.begin() + static_cast<ptrdiff_t>(first), tokens.end(),
+                              [](const TokenSpan& token) { return token.num_bytes == 0; }),
+               tokens.end());
+}
+
+}  // namespace troupe

@@ -1,0 +1,67 @@
+// Byte-pair encoding (Sennrich et al. 2016): the pieces of a text become token ids by merges in order of rank.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace troupe {
+
+/// Lets maps keyed by std::string be asked with views.
+struct StringHash {
+  using is_transparent = void;
+  size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
+};
+using Vocabulary = std::unordered_map<std::string, int32_t, StringHash, std::equal_to<>>;
+
+/// A token and how many bytes of its piece it covers.
+struct TokenSpan {
+  int32_t id = 0;
+  uint32_t num_bytes = 0;
+};
+
+class BytePairModel {
+ public:
+  /// `json` is the "model" of a tokenizer.json. `byte_level`: pieces come as raw bytes and the vocabulary is written in
+  /// the byte alphabet. Throws Error naming what is wrong (a merge by its index) or not supported.
+  BytePairModel(const nlohmann::json& json, bool byte_level);
+
+  /// Appends the tokens of one piece. Thread-safe; time O(n log n) in the length of the piece.
+  void encode(std::string_view piece, std::vector<TokenSpan>& out) const;
+  const Vocabulary& vocabulary() const { return vocabulary_; }
+
+ private:
+  struct Merge {
+    uint64_t pair = kNoPair;
+    uint32_t rank = 0;
+    int32_t id = -1;
+  };
+  static constexpr uint64_t kNoPair = ~uint64_t{0};
+  static uint64_t pair_key(int32_t left, int32_t right) {
+    return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
+  }
+
+  void read_merges(const nlohmann::json& merges);
+  void find_whole_pieces();
+  const Merge* find_merge(int32_t left, int32_t right) const;
+  void add_merge(Merge merge);
+  void initial_tokens(std::string_view piece, std::vector<TokenSpan>& out) const;
+  void merge_short(std::vector<TokenSpan>& tokens, size_t first) const;
+  void merge_long(std::vector<TokenSpan>& tokens, size_t first) const;
+  void merge_tokens(std::string_view piece, std::vector<TokenSpan>& out) const;
+
+  bool byte_level_, byte_fallback_, fuse_unknown_, ignore_merges_;
+  int32_t unknown_id_ = -1;
+  std::string prefix_, suffix_;     // continuing_subword_prefix, end_of_word_suffix
+  Vocabulary vocabulary_;           // as written in the file
+  Vocabulary pieces_;               // text of a piece -> the one token that the merges make of it
+  std::vector<int32_t> byte_ids_;   // [256] byte level: of the byte's character; else of <0xXX>; -1: none
+  std::vector<int32_t> ascii_ids_;  // [128] tokens of single ASCII characters; -1: none
+  std::vector<Merge> merges_;       // open addressing, power of two
+};
+
+}  // namespace troupe
