@@ -10,9 +10,14 @@
 
 namespace troupe {
 
+namespace blocks {
+struct AttentionContext;
+}
+
 /// Called around every unit of the network (see parameter_specs): techniques such as sharding and recompute are applied
 /// from outside by giving another runner. `body` computes the unit's output from its input; the default just calls it.
 /// Unit 0's input is an undefined tensor (token ids are held by the body); unit L+1's output is the normalised hidden state.
+/// A body owns all it needs but the Decoder: it may be kept and called again during backward.
 class UnitRunner {
  public:
   using Body = std::function<Tensor(const Tensor& x)>;
@@ -45,8 +50,10 @@ class Decoder {
   Tensor logits(const Tensor& hidden_TD) const;
 
  private:
-  Tensor embed(const Tensor& tokens_T) const;
-  Tensor layer(int64_t index, const Tensor& x_TD, const PackedLayout& layout, const Tensor& cos_sin) const;
+  /// Undefined where the family has no such parameter.
+  Tensor optional_parameter(const std::string& name) const;
+  Tensor layer(int64_t index, const Tensor& x_TD,
+               const std::shared_ptr<const blocks::AttentionContext>& context) const;
 
   ModelConfig config_;
   std::vector<ParameterSpec> specs_;

@@ -1,0 +1,77 @@
+// Linear maps; the products are oneDNN's (CPU) or cuBLAS's, reached through at::mm.
+#include "models/blocks/linear.h"
+
+#include "base/error.h"
+
+namespace troupe::blocks {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct LinearFunction : torch::autograd::Function<LinearFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
+                        const std::optional<Tensor>& bias) {
+    context->save_for_backward({x, weight});
+    context->saved_data["bias"] = bias.has_value();
+    return bias ? at::addmm(*bias, x, weight.t()) : at::mm(x, weight.t());
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor gradient = gradients[0].contiguous();
+    Tensor d_x, d_weight, d_bias;
+    if (context->needs_input_grad(0)) d_x = at::mm(gradient, saved[1]);
+    if (context->needs_input_grad(1)) d_weight = weight_gradient(gradient, saved[0]);
+    if (context->saved_data["bias"].toBool()) d_bias = gradient.sum(0);
+    return {d_x, d_weight, d_bias};
+  }
+};
+
+bool are_neighbours(at::TensorList tensors) {
+  int64_t next = tensors[0].storage_offset();
+  for (const Tensor& tensor : tensors) {
+    if (!tensor.is_contiguous() || !tensor.storage().is_alias_of(tensors[0].storage())) return false;
+    if (tensor.storage_offset() != next) return false;
+    next += tensor.numel();
+  }
+  return true;
+}
+
+}  // namespace
+
+Tensor linear(const Tensor& x_TI, const Tensor& weight_OI, const Tensor& bias_O) {
+  return LinearFunction::apply(x_TI, weight_OI, bias_O.defined() ? std::optional<Tensor>(bias_O) : std::nullopt);
+}
+
+Tensor stack_rows(at::TensorList weights) {
+  const at::NoGradGuard no_grad;
+  if (weights.size() == 1) return weights[0].detach();
+  if (!are_neighbours(weights)) return at::cat(weights);
+  int64_t rows = 0;
+  for (const Tensor& weight : weights) rows += weight.size(0);
+  std::vector<int64_t> shape = weights[0].sizes().vec();
+  shape[0] = rows;
+  return weights[0].detach().as_strided(shape, weights[0].strides());
+}
+
+Tensor stack_biases(at::TensorList biases) {
+  const auto num_defined = std::count_if(biases.begin(), biases.end(), [](const Tensor& b) { return b.defined(); });
+  if (num_defined == 0) return {};
+  require(num_defined == static_cast<int64_t>(biases.size()), "a layer has biases for only some of its joined weights");
+  return stack_rows(biases);
+}
+
+Tensor weight_gradient(const Tensor& gradient_TO, const Tensor& x_TI) { return at::mm(gradient_TO.t(), x_TI); }
+
+std::vector<Tensor> split_rows(const Tensor& gradient, at::TensorList weights) {
+  std::vector<Tensor> parts;
+  int64_t row = 0;
+  for (const Tensor& weight : weights) {
+    parts.push_back(gradient.narrow(0, row, weight.size(0)));
+    row += weight.size(0);
+  }
+  return parts;
+}
+
+}  // namespace troupe::blocks

@@ -1,0 +1,69 @@
+// The gated MLP. gate and up are one product where their weights are neighbours in memory.
+#include "models/blocks/mlp.h"
+
+#include "models/blocks/linear.h"
+
+namespace troupe::blocks {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+Tensor swiglu(const Tensor& gate_up) {
+  const int64_t size = gate_up.size(1) / 2;
+  const auto type = gate_up.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const Tensor gate = gate_up.narrow(1, 0, size).to(type), up = gate_up.narrow(1, size, size).to(type);
+  return (at::silu(gate) * up).to(gate_up.scalar_type());
+}
+
+/// {silu(gate) * up, gradient of gate and up}.
+std::pair<Tensor, Tensor> swiglu_backward(const Tensor& gate_up, const Tensor& d_product) {
+  const int64_t size = gate_up.size(1) / 2;
+  const auto type = gate_up.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const Tensor gate = gate_up.narrow(1, 0, size).to(type), up = gate_up.narrow(1, size, size).to(type);
+  const Tensor d = d_product.to(type), sigmoid = at::sigmoid(gate), silu = gate * sigmoid;
+  const Tensor d_gate = d * up * (sigmoid + silu * (1 - sigmoid)), d_up = d * silu;
+  return {(silu * up).to(gate_up.scalar_type()), at::cat({d_gate, d_up}, 1).to(gate_up.scalar_type())};
+}
+
+struct GatedMlpFunction : torch::autograd::Function<GatedMlpFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& gate, const Tensor& up,
+                        const Tensor& down, const std::optional<Tensor>& gate_bias,
+                        const std::optional<Tensor>& up_bias, const std::optional<Tensor>& down_bias) {
+    const Tensor bias = stack_biases({gate_bias.value_or(Tensor()), up_bias.value_or(Tensor())});
+    const Tensor weight = stack_rows({gate, up}).t();
+    const Tensor gate_up = bias.defined() ? at::addmm(bias, x, weight) : at::mm(x, weight);
+    const Tensor product = swiglu(gate_up);
+    context->save_for_backward({x, gate, up, down, gate_up});
+    context->saved_data["bias"] = bias.defined();
+    context->saved_data["down_bias"] = down_bias.has_value();
+    return down_bias ? at::addmm(*down_bias, product, down.t()) : at::mm(product, down.t());
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &x = saved[0], &gate = saved[1], &up = saved[2], &down = saved[3];
+    const Tensor d_y = gradients[0].contiguous();
+    const auto [product, d_gate_up] = swiglu_backward(saved[4], at::mm(d_y, down));
+    const Tensor d_down = weight_gradient(d_y, product);
+    const auto d_weights = split_rows(weight_gradient(d_gate_up, x), {gate, up});
+    const Tensor d_x = at::mm(d_gate_up, stack_rows({gate, up}));
+    variable_list d_bias(2), d_down_bias(1);
+    if (context->saved_data["bias"].toBool()) d_bias = split_rows(d_gate_up.sum(0), {gate, up});
+    if (context->saved_data["down_bias"].toBool()) d_down_bias[0] = d_y.sum(0);
+    return {d_x, d_weights[0], d_weights[1], d_down, d_bias[0], d_bias[1], d_down_bias[0]};
+  }
+};
+
+std::optional<Tensor> optional(const Tensor& tensor) {
+  return tensor.defined() ? std::optional<Tensor>(tensor) : std::nullopt;
+}
+
+}  // namespace
+
+Tensor gated_mlp(const Tensor& x_TD, const MlpWeights& weights) {
+  return GatedMlpFunction::apply(x_TD, weights.gate_FD, weights.up_FD, weights.down_DF, optional(weights.gate_bias_F),
+                                 optional(weights.up_bias_F), optional(weights.down_bias_D));
+}
+
+}  // namespace troupe::blocks

@@ -1,0 +1,18 @@
+// Rotary position embedding (Su et al. 2021): the table of cosines and sines of one packed row.
+#pragma once
+
+#include "models/config.h"
+#include "models/torch.h"
+
+namespace troupe::blocks {
+
+/// [T, d]: cosines of the d/2 frequencies, then sines; float64 for `dtype` float64, else fp32. Angles are products of the
+/// position and the frequency in the table's own precision, as the reference implementations have them.
+Tensor rope_table(const RopeConfig& rope, int64_t head_dim, const std::vector<int32_t>& positions, at::ScalarType dtype,
+                  at::Device device);
+
+/// x_TNd * cos + rotate_half(x) * sin with the given table ("neox" halves). `inverse` rotates back. Plain tensor
+/// operations, not differentiable.
+Tensor apply_rope(const Tensor& x_TNd, const Tensor& table_Td, bool inverse);
+
+}  // namespace troupe::blocks

@@ -1,0 +1,110 @@
+// The dense decoder: which blocks a layer is made of, and which parameters they read.
+#include "models/decoder.h"
+
+#include <cmath>
+
+#include "base/error.h"
+#include "models/blocks/attention.h"
+#include "models/blocks/embedding.h"
+#include "models/blocks/linear.h"
+#include "models/blocks/mlp.h"
+#include "models/blocks/norm.h"
+#include "models/blocks/rope.h"
+
+namespace troupe {
+
+Decoder::Decoder(ModelConfig config) : config_(std::move(config)), specs_(parameter_specs(config_)) {
+  require(config_.num_key_value_heads > 0 && config_.num_attention_heads % config_.num_key_value_heads == 0,
+          "num_attention_heads (", config_.num_attention_heads, ") must be a multiple of num_key_value_heads (",
+          config_.num_key_value_heads, ")");
+  require(config_.head_dim % 2 == 0, "head_dim (", config_.head_dim, ") must be even for rotary embeddings");
+}
+
+void Decoder::bind(const std::string& name, Tensor parameter) {
+  const auto spec = std::find_if(specs_.begin(), specs_.end(), [&](const auto& each) { return each.name == name; });
+  require(spec != specs_.end(), "the ", config_.model_type, " network has no parameter \"", name, "\"");
+  require(parameter.sizes() == at::IntArrayRef(spec->shape), "parameter \"", name, "\" has shape ", parameter.sizes(),
+          ", expected ", at::IntArrayRef(spec->shape));
+  parameters_[name] = std::move(parameter);
+}
+
+void Decoder::bind_all(const TensorMap& weights) {
+  for (const auto& [name, tensor] : weights) bind(name, tensor);
+  for (const ParameterSpec& spec : specs_) {
+    require(weights.contains(spec.name), "parameter \"", spec.name, "\" is missing from the weights");
+  }
+}
+
+const Tensor& Decoder::parameter(const std::string& name) const {
+  const auto found = parameters_.find(name);
+  require(found != parameters_.end(), "parameter \"", name, "\" was not given to the network");
+  return found->second;
+}
+
+Tensor Decoder::optional_parameter(const std::string& name) const {
+  const bool exists = std::any_of(specs_.begin(), specs_.end(), [&](const auto& each) { return each.name == name; });
+  return exists ? parameter(name) : Tensor();
+}
+
+Tensor Decoder::forward(const Tensor& tokens_T, const PackedLayout& layout) const {
+  UnitRunner runner;
+  return forward(tokens_T, layout, runner);
+}
+
+Tensor Decoder::forward(const Tensor& tokens_T, const PackedLayout& layout, UnitRunner& runner) const {
+  layout.check();
+  require(tokens_T.dim() == 1 && tokens_T.numel() == layout.num_tokens, "the row has ", tokens_T.numel(),
+          " tokens, its layout ", layout.num_tokens);
+  // Units hold the context by pointer: a recomputing runner calls them again after this function has returned.
+  auto context = std::make_shared<blocks::AttentionContext>();
+  context->layout = layout;
+  context->shape = {config_.num_attention_heads, config_.num_key_value_heads, config_.head_dim,
+                    1 / std::sqrt(static_cast<double>(config_.head_dim))};
+  context->norm_eps = config_.rms_norm_eps;
+  const int64_t last_unit = config_.num_hidden_layers + 1;
+  Tensor x = runner.run(
+      0, [this, tokens_T](const Tensor&) { return blocks::embedding(tokens_T, parameter("model.embed_tokens.weight")); },
+      Tensor());
+  context->rope_table_Td =
+      blocks::rope_table(config_.rope, config_.head_dim, layout.positions(), x.scalar_type(), x.device());
+  for (int64_t unit = 1; unit < last_unit; ++unit) {
+    x = runner.run(
+        unit, [this, unit, context](const Tensor& input) { return layer(unit - 1, input, context); }, x);
+  }
+  return runner.run(
+      last_unit,
+      [this](const Tensor& input) {
+        return blocks::rms_norm(input, parameter("model.norm.weight"), config_.rms_norm_eps);
+      },
+      x);
+}
+
+Tensor Decoder::layer(int64_t index, const Tensor& x_TD,
+                      const std::shared_ptr<const blocks::AttentionContext>& context) const {
+  const std::string prefix = concat("model.layers.", index, ".");
+  const auto get = [&](const char* name) { return parameter(prefix + name); };
+  const auto maybe = [&](const char* name) { return optional_parameter(prefix + name); };
+  const blocks::AttentionWeights attention = {
+      get("self_attn.q_proj.weight"), get("self_attn.k_proj.weight"), get("self_attn.v_proj.weight"),
+      maybe("self_attn.q_proj.bias"), maybe("self_attn.k_proj.bias"), maybe("self_attn.v_proj.bias"),
+      maybe("self_attn.q_norm.weight"), maybe("self_attn.k_norm.weight")};
+  const blocks::MlpWeights mlp = {get("mlp.gate_proj.weight"), get("mlp.up_proj.weight"), get("mlp.down_proj.weight"),
+                                  maybe("mlp.gate_proj.bias"), maybe("mlp.up_proj.bias"), maybe("mlp.down_proj.bias")};
+  const Tensor normed = blocks::rms_norm(x_TD, get("input_layernorm.weight"), config_.rms_norm_eps);
+  const Tensor attended = blocks::self_attention(normed, attention, context);
+  const Tensor projected = blocks::linear(attended, get("self_attn.o_proj.weight"), maybe("self_attn.o_proj.bias"));
+  const auto [sum, mlp_input] =
+      blocks::add_rms_norm(x_TD, projected, get("post_attention_layernorm.weight"), config_.rms_norm_eps);
+  return sum + blocks::gated_mlp(mlp_input, mlp);
+}
+
+const Tensor& Decoder::head_weight() const {
+  return parameter(config_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
+}
+
+Tensor Decoder::logits(const Tensor& hidden_TD) const {
+  const auto type = hidden_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return at::linear(hidden_TD.to(type), head_weight().to(type));
+}
+
+}  // namespace troupe
