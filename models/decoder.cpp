@@ -63,7 +63,8 @@ Tensor Decoder::forward(const Tensor& tokens_T, const PackedLayout& layout, Unit
   context->norm_eps = config_.rms_norm_eps;
   const int64_t last_unit = config_.num_hidden_layers + 1;
   Tensor x = runner.run(
-      0, [this, tokens_T](const Tensor&) { return blocks::embedding(tokens_T, parameter("model.embed_tokens.weight")); },
+      0,
+      [this, tokens_T](const Tensor&) { return blocks::embedding(tokens_T, parameter("model.embed_tokens.weight")); },
       Tensor());
   context->rope_table_Td =
       blocks::rope_table(config_.rope, config_.head_dim, layout.positions(), x.scalar_type(), x.device());
@@ -84,10 +85,10 @@ Tensor Decoder::layer(int64_t index, const Tensor& x_TD,
   const std::string prefix = concat("model.layers.", index, ".");
   const auto get = [&](const char* name) { return parameter(prefix + name); };
   const auto maybe = [&](const char* name) { return optional_parameter(prefix + name); };
-  const blocks::AttentionWeights attention = {
-      get("self_attn.q_proj.weight"), get("self_attn.k_proj.weight"), get("self_attn.v_proj.weight"),
-      maybe("self_attn.q_proj.bias"), maybe("self_attn.k_proj.bias"), maybe("self_attn.v_proj.bias"),
-      maybe("self_attn.q_norm.weight"), maybe("self_attn.k_norm.weight")};
+  const blocks::AttentionWeights attention = {get("self_attn.q_proj.weight"),   get("self_attn.k_proj.weight"),
+                                              get("self_attn.v_proj.weight"),   maybe("self_attn.q_proj.bias"),
+                                              maybe("self_attn.k_proj.bias"),   maybe("self_attn.v_proj.bias"),
+                                              maybe("self_attn.q_norm.weight"), maybe("self_attn.k_norm.weight")};
   const blocks::MlpWeights mlp = {get("mlp.gate_proj.weight"), get("mlp.up_proj.weight"), get("mlp.down_proj.weight"),
                                   maybe("mlp.gate_proj.bias"), maybe("mlp.up_proj.bias"), maybe("mlp.down_proj.bias")};
   const Tensor normed = blocks::rms_norm(x_TD, get("input_layernorm.weight"), config_.rms_norm_eps);

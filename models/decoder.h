@@ -1,6 +1,7 @@
 // The dense decoder (llama, qwen2, qwen3): the network on one device. Knows no mesh, no checkpoint format, no RL.
 //
-// Shape legend: T tokens of a packed row, D hidden size, H query heads, K key/value heads, d head size, F MLP size, V vocabulary.
+// Shape legend: T tokens of a packed row, D hidden size, H query heads, K key/value heads, d head size, F MLP size, V
+// vocabulary.
 #pragma once
 
 #include "models/config.h"
@@ -16,8 +17,8 @@ struct AttentionContext;
 
 /// Called around every unit of the network (see parameter_specs): techniques such as sharding and recompute are applied
 /// from outside by giving another runner. `body` computes the unit's output from its input; the default just calls it.
-/// Unit 0's input is an undefined tensor (token ids are held by the body); unit L+1's output is the normalised hidden state.
-/// A body owns all it needs but the Decoder: it may be kept and called again during backward.
+/// Unit 0's input is an undefined tensor (token ids are held by the body); unit L+1's output is the normalised hidden
+/// state. A body owns all it needs but the Decoder: it may be kept and called again during backward.
 class UnitRunner {
  public:
   using Body = std::function<Tensor(const Tensor& x)>;
@@ -32,7 +33,8 @@ class Decoder {
   const ModelConfig& config() const { return config_; }
   const std::vector<ParameterSpec>& specs() const { return specs_; }
 
-  /// Gives the parameter its tensor (a leaf owned by the caller; all of one dtype). Throws Error on unknown names or shapes.
+  /// Gives the parameter its tensor (a leaf owned by the caller; all of one dtype). Throws Error on unknown names or
+  /// shapes.
   void bind(const std::string& name, Tensor parameter);
   /// Binds every tensor of `weights` and throws Error naming what is missing or left over.
   void bind_all(const TensorMap& weights);
@@ -52,8 +54,7 @@ class Decoder {
  private:
   /// Undefined where the family has no such parameter.
   Tensor optional_parameter(const std::string& name) const;
-  Tensor layer(int64_t index, const Tensor& x_TD,
-               const std::shared_ptr<const blocks::AttentionContext>& context) const;
+  Tensor layer(int64_t index, const Tensor& x_TD, const std::shared_ptr<const blocks::AttentionContext>& context) const;
 
   ModelConfig config_;
   std::vector<ParameterSpec> specs_;

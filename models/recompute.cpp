@@ -17,7 +17,7 @@ struct BodyHolder : torch::CustomClassHolder {
 struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const UnitRunner::Body& body) {
     context->save_for_backward({x});
-    context->saved_data["body"] = c10::make_intrusive<BodyHolder>(body);
+    context->saved_data["body"] = at::IValue::make_capsule(c10::make_intrusive<BodyHolder>(body));
     return body(x);  // autograd is off inside of a function's forward
   }
 
@@ -41,7 +41,8 @@ RecomputeMode parse_recompute_mode(const std::string& mode) {
 }
 
 Tensor RecomputeRunner::run(int64_t unit, const Body& body, const Tensor& x) {
-  // Without a gradient to come, or on an input that needs none (which autograd would not call back for), nothing is kept.
+  // Without a gradient to come, or on an input that needs none (which autograd would not call back for), nothing is
+  // kept.
   if (!recomputes(unit) || !at::GradMode::is_enabled() || !x.requires_grad()) return inner_.run(unit, body, x);
   return inner_.run(
       unit, [body](const Tensor& input) { return RecomputeFunction::apply(input, body); }, x);

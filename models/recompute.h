@@ -1,5 +1,5 @@
-// Activation recompute (Chen et al. 2016, "Training deep nets with sublinear memory cost") as a unit runner around another:
-// a recomputed layer keeps only its input and runs again during backward.
+// Activation recompute (Chen et al. 2016, "Training deep nets with sublinear memory cost") as a unit runner around
+// another: a recomputed layer keeps only its input and runs again during backward.
 #pragma once
 
 #include "models/decoder.h"
@@ -12,8 +12,8 @@ enum class RecomputeMode { kNone, kSelective, kFull };
 RecomputeMode parse_recompute_mode(const std::string& mode);
 
 /// Runs units through `inner` (which must outlive the backward pass); layers chosen by the mode give it a body that
-/// recomputes. The inner runner sees one call a unit, so a sharding runner gathers a unit once for recompute and backward.
-/// The gradients are bit for bit those without recompute. Embedding and final norm are never recomputed.
+/// recomputes. The inner runner sees one call a unit, so a sharding runner gathers a unit once for recompute and
+/// backward. The gradients are bit for bit those without recompute. Embedding and final norm are never recomputed.
 class RecomputeRunner : public UnitRunner {
  public:
   RecomputeRunner(UnitRunner& inner, RecomputeMode mode, int64_t num_layers)

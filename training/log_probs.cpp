@@ -35,7 +35,8 @@ struct ChunkValues {
 class Head {
  public:
   Head(const Tensor& weight_VD, const LogProbOptions& options, int64_t vocab_size)
-      : weight_(weight_VD.detach().narrow(0, 0, vocab_size)), wide_weight_(weight_.to(wide_type(weight_VD))),
+      : weight_(weight_VD.detach().narrow(0, 0, vocab_size)),
+        wide_weight_(weight_.to(wide_type(weight_VD))),
         inverse_temperature_(1 / options.temperature) {}
 
   /// Logits / temperature of the rows, wide.
@@ -92,7 +93,8 @@ Tensor scatter_rows(const Tensor& values_N, const Tensor& rows_N, int64_t num_to
 
 template <class Body>
 void for_chunks(int64_t num_rows, int64_t num_chunk_rows, const Body& body) {
-  for (int64_t begin = 0; begin < num_rows; begin += num_chunk_rows) body(begin, std::min(num_chunk_rows, num_rows - begin));
+  for (int64_t begin = 0; begin < num_rows; begin += num_chunk_rows)
+    body(begin, std::min(num_chunk_rows, num_rows - begin));
 }
 
 struct LogProbFunction : torch::autograd::Function<LogProbFunction> {
@@ -102,7 +104,8 @@ struct LogProbFunction : torch::autograd::Function<LogProbFunction> {
     const Head head(weight, options, vocab_size);
     const Tensor chosen = hidden.index_select(0, rows);
     const auto wide = hidden.options().dtype(wide_type(weight));
-    Tensor log_prob = at::empty({rows.size(0)}, wide), entropy = at::empty_like(log_prob), sums = at::empty_like(log_prob);
+    Tensor log_prob = at::empty({rows.size(0)}, wide), entropy = at::empty_like(log_prob),
+           sums = at::empty_like(log_prob);
     for_chunks(rows.size(0), options.num_chunk_rows, [&](int64_t begin, int64_t count) {
       const Tensor scores = head.scores(chosen.narrow(0, begin, count));
       const auto values = Head::values(scores, selected.narrow(0, begin, count));
@@ -142,8 +145,8 @@ struct LogProbFunction : torch::autograd::Function<LogProbFunction> {
       part(d_chosen).copy_(head.d_hidden(d_logits));
       d_weight.add(d_logits, part(chosen));
     });
-    return {scatter_rows(d_chosen, rows, context->saved_data["num_tokens"].toInt()), d_weight.take(), Tensor(), Tensor(),
-            Tensor()};
+    return {scatter_rows(d_chosen, rows, context->saved_data["num_tokens"].toInt()), d_weight.take(), Tensor(),
+            Tensor(), Tensor()};
   }
 };
 

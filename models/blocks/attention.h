@@ -24,8 +24,8 @@ struct AttentionContext {
   double norm_eps = 1e-6;
 };
 
-/// x_TD (already normalised) -> [T, H d]. Keeps x, the rotated q, k, v and the output for backward (with head norms also
-/// the projection before them).
+/// x_TD (already normalised) -> [T, H d]. Keeps x, the rotated q, k, v and the output for backward (with head norms
+/// also the projection before them).
 Tensor self_attention(const Tensor& x_TD, const AttentionWeights& weights,
                       std::shared_ptr<const AttentionContext> context);
 

@@ -1,5 +1,5 @@
-// RMSNorm forward and backward. CPU tensors in fp32 and bf16 use the kernels of models/kernels; anything else plain tensor
-// operations.
+// RMSNorm forward and backward. CPU tensors in fp32 and bf16 use the kernels of models/kernels; anything else plain
+// tensor operations.
 #include "models/blocks/norm.h"
 
 namespace troupe::blocks {
@@ -67,7 +67,9 @@ struct AddRmsNormFunction : torch::autograd::Function<AddRmsNormFunction> {
 
 }  // namespace
 
-Tensor rms_norm(const Tensor& x, const Tensor& weight_D, double eps) { return RmsNormFunction::apply(x, weight_D, eps); }
+Tensor rms_norm(const Tensor& x, const Tensor& weight_D, double eps) {
+  return RmsNormFunction::apply(x, weight_D, eps);
+}
 
 std::pair<Tensor, Tensor> rms_norm_backward(const Tensor& d_y, const Tensor& x, const Tensor& weight_D, double eps) {
   const Tensor rows = x.reshape({-1, x.size(-1)});

@@ -6,8 +6,8 @@
 
 namespace troupe::blocks {
 
-/// [T, d]: cosines of the d/2 frequencies, then sines; float64 for `dtype` float64, else fp32. Angles are products of the
-/// position and the frequency in the table's own precision, as the reference implementations have them.
+/// [T, d]: cosines of the d/2 frequencies, then sines; float64 for `dtype` float64, else fp32. Angles are products of
+/// the position and the frequency in the table's own precision, as the reference implementations have them.
 Tensor rope_table(const RopeConfig& rope, int64_t head_dim, const std::vector<int32_t>& positions, at::ScalarType dtype,
                   at::Device device);
 

@@ -19,7 +19,8 @@ struct AttentionResult {
   Tensor log_sum_exp;  // [H, T] fp32 (float64 for float64), of the scaled scores
 };
 
-/// qkv_TE: per token the query heads, then the key heads, then the value heads, q and k already rotated. Softmax in fp32.
+/// qkv_TE: per token the query heads, then the key heads, then the value heads, q and k already rotated. Softmax in
+/// fp32.
 AttentionResult attention_forward(const Tensor& qkv_TE, const PackedLayout& layout, const AttentionShape& shape);
 
 /// Gradient of qkv_TE, in its layout and dtype.

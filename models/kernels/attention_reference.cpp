@@ -1,4 +1,5 @@
-// Attention by plain tensor operations, segment by segment: any device, any dtype. The CPU kernels are tested against it.
+// Attention by plain tensor operations, segment by segment: any device, any dtype. The CPU kernels are tested against
+// it.
 #include "models/kernels/attention_reference.h"
 
 namespace troupe::kernels {
@@ -33,7 +34,8 @@ Tensor by_head(const Tensor& x, int64_t num_heads, at::ScalarType type) {
 /// Scaled scores [H, Lq, Lk] with -inf where the query does not see the key.
 Tensor masked_scores(const Tensor& q, const Tensor& k, double scale) {
   const int64_t num_queries = q.size(1), num_keys = k.size(1);
-  const Tensor hidden = at::ones({num_queries, num_keys}, q.options().dtype(at::kBool)).triu(num_keys - num_queries + 1);
+  const Tensor hidden =
+      at::ones({num_queries, num_keys}, q.options().dtype(at::kBool)).triu(num_keys - num_queries + 1);
   return (at::bmm(q, k.transpose(1, 2)) * scale).masked_fill(hidden, -std::numeric_limits<double>::infinity());
 }
 
