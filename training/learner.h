@@ -9,6 +9,7 @@
 #include "models/config.h"
 #include "parallel/fully_sharded.h"
 #include "training/algorithms.h"
+#include "training/documents.h"
 #include "training/lr_schedule.h"
 #include "training/optimizer.h"
 
@@ -30,13 +31,6 @@ struct LearnerOptions {
 
 /// Names as in metrics.jsonl ("loss/mean", "grad_norm", "logprob_diff/max", ...).
 using Metrics = std::map<std::string, double>;
-
-/// One packed row for language modelling: targets_T[t] is the token after t inside its document, -1 where there is
-/// none.
-struct LanguageModelBatch {
-  std::vector<int32_t> tokens, targets;
-  PackedLayout layout;
-};
 
 class Learner {
  public:

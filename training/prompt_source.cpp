@@ -7,10 +7,10 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "base/hash.h"
 #include "base/log.h"
 #include "base/philox.h"
 #include "training/choices.h"
+#include "training/held_out.h"
 #include "training/json_lines.h"
 
 namespace troupe {
@@ -20,12 +20,6 @@ using nlohmann::json;
 using Messages = std::vector<std::pair<std::string, std::string>>;
 
 constexpr uint64_t kDefaultEpochSize = 1u << 20;
-
-/// A number in [0, 1) that only depends on the text: which share a problem or record belongs to.
-double share_of(std::string_view text) {
-  const auto digits = xxh3_128(std::as_bytes(std::span(text))).substr(0, 8);
-  return static_cast<double>(std::stoul(digits, nullptr, 16)) * 0x1.0p-32;
-}
 
 /// Positions of the epochs that are in use; an order of n records costs n steps, so the last few are kept.
 class EpochOrders {
@@ -118,7 +112,7 @@ class JsonlPrompts : public PromptSource {
     Record record{read_messages(*field, reason), ""};
     if (!reason.empty()) return concat("field \"", options.prompt_field, "\" ", reason);
     const double fraction = options.held_out_fraction < 0 ? 0 : options.held_out_fraction;
-    if (fraction > 0 && (share_of(field->dump()) < fraction) != options.held_out) {
+    if (fraction > 0 && (held_out_share(field->dump()) < fraction) != options.held_out) {
       ++num_in_other_share;
       return "";
     }
@@ -175,7 +169,7 @@ class ArithmeticPrompts : public PromptSource {
     Drawn drawn;
     for (uint32_t attempt = 0; attempt < kMaxDraws; ++attempt) {
       drawn = draw(problem, attempt);
-      if ((share_of(drawn.text) < options_.held_out_fraction) == options_.held_out) break;
+      if ((held_out_share(drawn.text) < options_.held_out_fraction) == options_.held_out) break;
     }
     auto text = options_.template_text;
     replace_all(text, "{a}", std::to_string(drawn.a));
