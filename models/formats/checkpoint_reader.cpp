@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "models/formats/gguf_reader.h"
 #include "models/formats/hf_folder.h"
+#include "models/formats/lora_adapter.h"
 
 namespace troupe {
 namespace {
@@ -45,6 +46,7 @@ std::unique_ptr<CheckpointReader> open_checkpoint(const fs::path& path) {
             ": not a model (expected a Hugging Face folder or a .gguf file)");
     return open_gguf(path);
   }
+  if (fs::exists(path / "adapter_config.json")) return open_lora_adapter(path);
   if (fs::exists(path / "config.json")) return open_hf_folder(path);
   std::vector<fs::path> files;
   for (const auto& item : fs::directory_iterator(path, error)) {

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "models/formats/dequantise_k.h"
 
 namespace troupe {
 namespace {
@@ -63,6 +64,19 @@ void unpack_q8_0(const uint8_t* block, float* out) {
   for (int i = 0; i < 32; ++i) out[i] = scale * static_cast<float>(static_cast<int8_t>(block[2 + i]));
 }
 
+/// The sixteen values of e2m1: sign, two bits of exponent, one of fraction.
+constexpr float kFloat4[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                               -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+
+// ggml's own order of MXFP4: the scale, then low nibbles for elements 0-15 and high ones for 16-31.
+void unpack_mxfp4_block(const uint8_t* block, float* out) {
+  const float scale = e8m0_to_float(block[0]);
+  for (int i = 0; i < 16; ++i) {
+    out[i] = scale * kFloat4[block[1 + i] & 15];
+    out[i + 16] = scale * kFloat4[block[1 + i] >> 4];
+  }
+}
+
 using Unpack = void (*)(const uint8_t* block, float* out);
 
 struct Kind {
@@ -80,6 +94,12 @@ constexpr Kind kKinds[] = {
     {6, 22, 32, unpack_q5_0},
     {7, 24, 32, unpack_q5_1},
     {8, 34, 32, unpack_q8_0},
+    {10, 84, 256, unpack_q2_k},
+    {11, 110, 256, unpack_q3_k},
+    {12, 144, 256, unpack_q4_k},
+    {13, 176, 256, unpack_q5_k},
+    {14, 210, 256, unpack_q6_k},
+    {39, 17, 32, unpack_mxfp4_block},
 };
 
 }  // namespace
@@ -96,13 +116,6 @@ float half_to_float(uint16_t half) {
   return std::bit_cast<float>(sign | wide_exponent << 23 | fraction << 13);
 }
 
-uint16_t float_to_bfloat16(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u)
-    return static_cast<uint16_t>(bits >> 16 | 0x40);  // a NaN must not round to infinity
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 float float8_e4m3_to_float(uint8_t bits) {
   const int exponent = bits >> 3 & 15;
   const int fraction = bits & 7;
@@ -113,6 +126,27 @@ float float8_e4m3_to_float(uint8_t bits) {
 }
 
 float e8m0_to_float(uint8_t bits) { return bits == 0xff ? std::nanf("") : std::ldexp(1.0f, bits - 127); }
+
+void dequantise_mxfp4(const uint8_t* blocks, const uint8_t* scales, size_t num_blocks, float* out) {
+  for (size_t block = 0; block < num_blocks; ++block) {
+    const float scale = e8m0_to_float(scales[block]);
+    for (size_t i = 0; i < 16; ++i) {
+      const auto pair = blocks[block * 16 + i];
+      *out++ = scale * kFloat4[pair & 15];
+      *out++ = scale * kFloat4[pair >> 4];
+    }
+  }
+}
+
+void dequantise_fp8_row(const uint8_t* row, size_t num_columns, const float* scales, size_t block_columns, float* out) {
+  static const auto values = [] {
+    std::array<float, 256> table;
+    for (size_t bits = 0; bits < table.size(); ++bits) table[bits] = float8_e4m3_to_float(static_cast<uint8_t>(bits));
+    return table;
+  }();
+  for (size_t column = 0; column < num_columns; ++column)
+    out[column] = values[row[column]] * scales[column / block_columns];
+}
 
 void dequantise_gguf(uint32_t type_id, const std::byte* blocks, size_t num_blocks, float* out) {
   for (const auto& kind : kKinds) {

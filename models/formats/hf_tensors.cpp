@@ -1,0 +1,214 @@
+#include "models/formats/hf_tensors.h"
+
+#include <set>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "models/formats/dequantise.h"
+
+namespace troupe {
+namespace {
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+constexpr uintmax_t kLargestTextBytes = uintmax_t{256} << 20;
+
+std::string without_suffix(const std::string& name, const std::string& suffix) {
+  return name.ends_with(suffix) ? name.substr(0, name.size() - suffix.size()) : "";
+}
+
+}  // namespace
+
+std::string read_text_file(const fs::path& path) {
+  std::error_code error;
+  if (!fs::exists(path, error)) return "";
+  const auto size = fs::file_size(path, error);
+  require(!error, path.string(), ": ", error.message());
+  require(size <= kLargestTextBytes, path.string(), ": ", size, " bytes are too many for what it should be");
+  return read_file(path);
+}
+
+json read_json_file(const fs::path& path) {
+  const auto text = read_text_file(path);
+  if (text.empty()) return {};
+  try {
+    return json::parse(text);
+  } catch (const json::parse_error& error) {
+    fail(path.string(), ": not valid JSON at byte ", error.byte);
+  }
+}
+
+HfTensors::HfTensors(const fs::path& folder, const json& config) : folder_(folder) {
+  nested_ = config.contains("text_config");
+  const json* quantisation = nullptr;
+  for (const auto* place : {&config, nested_ ? &config.at("text_config") : &config}) {
+    if (place->is_object() && place->contains("quantization_config")) quantisation = &place->at("quantization_config");
+  }
+  if (quantisation != nullptr && quantisation->is_object() && quantisation->contains("weight_block_size")) {
+    const auto& sizes = quantisation->at("weight_block_size");
+    const auto is_size = [](const json& size) { return size.is_number_integer() && size > 0 && size <= 1 << 20; };
+    require(sizes.is_array() && sizes.size() == 2 && is_size(sizes[0]) && is_size(sizes[1]), folder.string(),
+            ": config.json: quantization_config.weight_block_size must be two sizes, not ", sizes.dump());
+    block_rows_ = sizes[0].get<int64_t>();
+    block_columns_ = sizes[1].get<int64_t>();
+  }
+  open_files();
+  for (const std::string prefix : {"model.", "language_model.model.", "model.language_model.", ""}) {
+    prefix_ = prefix;
+    if (files_by_tensor_.contains(prefix + "embed_tokens.weight")) break;
+    prefix_ = "model.";
+  }
+  add_sources();
+  if (!left_alone_.empty()) {
+    log::info(folder.string(), ": ", left_alone_.size(), " tensors outside the text model are left alone (",
+              left_alone_.front(), ", ...)");
+  }
+}
+
+void HfTensors::open_files() {
+  const auto index_path = folder_ / "model.safetensors.index.json";
+  if (!fs::exists(index_path)) {
+    const bool pickled =
+        fs::exists(folder_ / "pytorch_model.bin") || fs::exists(folder_ / "pytorch_model.bin.index.json");
+    require(fs::exists(folder_ / "model.safetensors"), folder_.string(),
+            ": neither model.safetensors nor model.safetensors.index.json is there",
+            pickled ? "; pytorch_model.bin holds Python code and is not read: convert it to safetensors" : "");
+    return add_file(folder_ / "model.safetensors");
+  }
+  const auto index = read_json_file(index_path);
+  require(index.is_object() && index.contains("weight_map") && index["weight_map"].is_object(), index_path.string(),
+          ": no weight_map");
+  std::set<std::string> files;
+  for (const auto& [name, file] : index["weight_map"].items()) {
+    require(file.is_string(), index_path.string(), ": weight_map: \"", name, "\" names no file");
+    const auto text = file.get<std::string>();
+    require(!text.empty() && fs::path(text).filename() == text && text != "..", index_path.string(),
+            ": weight_map names \"", text, "\", which is not a file of this folder");
+    files.insert(text);
+  }
+  for (const auto& file : files) add_file(folder_ / file);
+  for (const auto& [name, file] : index["weight_map"].items()) {
+    const auto found = files_by_tensor_.find(name);
+    require(found != files_by_tensor_.end() && found->second->path().filename() == file.get<std::string>(),
+            index_path.string(), ": tensor \"", name, "\" is not in ", file.get<std::string>());
+  }
+}
+
+void HfTensors::add_file(const fs::path& path) {
+  const auto file = std::make_shared<SafetensorsFile>(path);
+  for (const auto& [name, entry] : file->entries()) {
+    const auto [place, is_new] = files_by_tensor_.try_emplace(name, file);
+    require(is_new, path.string(), ": tensor \"", name, "\" is also in ", place->second->path().string());
+  }
+}
+
+/// Name in the text model, "" for a tensor that belongs to another part of a multi-modal folder.
+std::string HfTensors::text_name(const std::string& stored_name) const {
+  if (stored_name.starts_with(prefix_)) {
+    const bool headless_head =
+        prefix_.empty() && (stored_name.starts_with("lm_head.") || stored_name.starts_with("score."));
+    return headless_head ? stored_name : "model." + stored_name.substr(prefix_.size());
+  }
+  // "language_model.model." has its head at "language_model.lm_head."; the other forms have it outside.
+  const auto head_prefix = prefix_.ends_with(".model.") ? prefix_.substr(0, prefix_.size() - 6) : std::string();
+  for (const std::string head : {"lm_head.", "score."}) {
+    if (stored_name.starts_with(head_prefix + head)) return stored_name.substr(head_prefix.size());
+  }
+  return nested_ ? "" : stored_name;
+}
+
+void HfTensors::add_sources() {
+  const auto stored = [&](const std::string& name) {
+    const auto found = files_by_tensor_.find(name);
+    return found == files_by_tensor_.end() ? Stored{} : Stored{found->second, name};
+  };
+  const auto add = [&](const std::string& name, Source source, TensorInfo info) {
+    const auto own_name = text_name(name);
+    if (own_name.empty()) {
+      left_alone_.push_back(name);
+      return;
+    }
+    require(infos_.emplace(own_name, std::move(info)).second, folder_.string(), ": two tensors are named ", own_name);
+    sources_[own_name] = std::move(source);
+  };
+  for (const auto& [name, file] : files_by_tensor_) {
+    const auto& entry = file->entries().at(name);
+    if (const auto base = without_suffix(name, "_scale_inv"); files_by_tensor_.contains(base)) continue;
+    if (const auto base = without_suffix(name, "_scales"); files_by_tensor_.contains(base + "_blocks")) continue;
+    if (const auto base = without_suffix(name, "_blocks");
+        !base.empty() && files_by_tensor_.contains(base + "_scales")) {
+      const auto& shape = entry.shape;  // [..., rows, groups, 16]
+      require(entry.dtype == "U8" && shape.size() >= 3 && shape.back() == 16, folder_.string(), ": tensor ", name,
+              " is not MXFP4");
+      TensorInfo info{{shape.begin(), shape.end() - 3}, "MXFP4"};
+      info.shape.insert(info.shape.end(), {shape[shape.size() - 2] * 32, shape[shape.size() - 3]});
+      add(base, {Packing::kMxfp4, stored(name), stored(base + "_scales")}, std::move(info));
+    } else if (auto scales = stored(name + "_scale_inv"); entry.dtype == "F8_E4M3" && scales.file != nullptr) {
+      add(name, {Packing::kFp8Blocks, stored(name), std::move(scales)}, {entry.shape, entry.dtype});
+    } else {
+      add(name, {Packing::kPlain, stored(name), {}}, {entry.shape, entry.dtype});
+    }
+  }
+}
+
+Tensor HfTensors::read(const std::string& name, at::ScalarType dtype) const {
+  const auto found = sources_.find(name);
+  require(found != sources_.end(), folder_.string(), ": no tensor \"", name, "\"");
+  const auto& source = found->second;
+  if (source.packing == Packing::kFp8Blocks) return read_fp8(source).to(dtype);
+  if (source.packing == Packing::kMxfp4) return read_mxfp4(source).to(dtype);
+  const auto mapped = source.values.file->tensor(source.values.name);
+  auto result = at::empty(mapped.sizes(), at::TensorOptions().dtype(dtype));
+  result.copy_(mapped);
+  return result;
+}
+
+Tensor HfTensors::read_fp8(const Source& source) const {
+  const auto values = source.values.file->tensor(source.values.name);
+  const auto scales = source.scales.file->tensor(source.scales.name).to(at::kFloat).contiguous();
+  const auto where = concat(folder_.string(), ": tensor ", source.scales.name);
+  require(values.dim() == 2, folder_.string(), ": tensor ", source.values.name,
+          " with FP8 blocks must have two dimensions");
+  const auto rows = values.size(0), columns = values.size(1);
+  const bool one_scale = scales.numel() == 1;
+  const auto block_rows = one_scale ? std::max<int64_t>(rows, 1) : block_rows_;
+  const auto block_columns = one_scale ? std::max<int64_t>(columns, 1) : block_columns_;
+  const auto scale_columns = (columns + block_columns - 1) / block_columns;
+  require(one_scale || (scales.dim() == 2 && scales.size(0) == (rows + block_rows - 1) / block_rows &&
+                        scales.size(1) == scale_columns),
+          where, " does not fit its weight in blocks of ", block_rows_, "x", block_columns_);
+  auto result = at::empty({rows, columns}, at::kFloat);
+  const auto* bytes = static_cast<const uint8_t*>(values.const_data_ptr());
+  const auto* scale = scales.const_data_ptr<float>();
+  auto* out = result.mutable_data_ptr<float>();
+  at::parallel_for(0, rows, std::max<int64_t>(1, 32768 / std::max<int64_t>(columns, 1)),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t row = begin; row < end; ++row) {
+                       dequantise_fp8_row(bytes + row * columns, static_cast<size_t>(columns),
+                                          scale + row / block_rows * scale_columns, static_cast<size_t>(block_columns),
+                                          out + row * columns);
+                     }
+                   });
+  return result;
+}
+
+Tensor HfTensors::read_mxfp4(const Source& source) const {
+  const auto blocks = source.values.file->tensor(source.values.name);
+  const auto scales = source.scales.file->tensor(source.scales.name);
+  require(scales.scalar_type() == at::kByte && scales.sizes() == blocks.sizes().slice(0, blocks.dim() - 1),
+          folder_.string(), ": tensor ", source.scales.name, " does not fit its blocks");
+  auto shape = blocks.sizes().slice(0, blocks.dim() - 2).vec();  // [..., rows]
+  shape.push_back(blocks.size(-2) * 32);
+  auto result = at::empty(shape, at::kFloat);
+  const auto* block = blocks.const_data_ptr<uint8_t>();
+  const auto* scale = scales.const_data_ptr<uint8_t>();
+  auto* out = result.mutable_data_ptr<float>();
+  at::parallel_for(0, scales.numel(), 1024, [&](int64_t begin, int64_t end) {
+    dequantise_mxfp4(block + begin * 16, scale + begin, static_cast<size_t>(end - begin), out + begin * 32);
+  });
+  return result.transpose(-1, -2).contiguous();  // experts are stored [out, in] and used [in, out]
+}
+
+}  // namespace troupe
