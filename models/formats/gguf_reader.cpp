@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "models/formats/dequantise.h"
+#include "models/formats/load_buffer.h"
 
 namespace troupe {
 namespace {
@@ -109,7 +110,7 @@ class GgufReader final : public CheckpointReader {
   static Tensor unpack(const GgufTensor& tensor, at::ScalarType dtype) {
     const auto& type = *tensor.type;
     const bool direct = dtype == at::kFloat;
-    auto result = at::empty(tensor.shape, at::TensorOptions().dtype(dtype));
+    auto result = empty_for_loading(tensor.shape, dtype);
     const auto num_blocks = static_cast<int64_t>(tensor.bytes.size() / type.block_bytes);
     const int64_t chunk_blocks = std::max<int64_t>(1, 16384 / type.block_size);
     at::parallel_for(0, num_blocks, chunk_blocks, [&](int64_t begin, int64_t end) {

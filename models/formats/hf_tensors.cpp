@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "models/formats/dequantise.h"
+#include "models/formats/load_buffer.h"
 
 namespace troupe {
 namespace {
@@ -160,7 +161,7 @@ Tensor HfTensors::read(const std::string& name, at::ScalarType dtype) const {
   if (source.packing == Packing::kFp8Blocks) return read_fp8(source).to(dtype);
   if (source.packing == Packing::kMxfp4) return read_mxfp4(source).to(dtype);
   const auto mapped = source.values.file->tensor(source.values.name);
-  auto result = at::empty(mapped.sizes(), at::TensorOptions().dtype(dtype));
+  auto result = empty_for_loading(mapped.sizes(), dtype);
   result.copy_(mapped);
   return result;
 }
@@ -179,7 +180,7 @@ Tensor HfTensors::read_fp8(const Source& source) const {
   require(one_scale || (scales.dim() == 2 && scales.size(0) == (rows + block_rows - 1) / block_rows &&
                         scales.size(1) == scale_columns),
           where, " does not fit its weight in blocks of ", block_rows_, "x", block_columns_);
-  auto result = at::empty({rows, columns}, at::kFloat);
+  auto result = empty_for_loading({rows, columns}, at::kFloat);
   const auto* bytes = static_cast<const uint8_t*>(values.const_data_ptr());
   const auto* scale = scales.const_data_ptr<float>();
   auto* out = result.mutable_data_ptr<float>();
@@ -201,7 +202,7 @@ Tensor HfTensors::read_mxfp4(const Source& source) const {
           folder_.string(), ": tensor ", source.scales.name, " does not fit its blocks");
   auto shape = blocks.sizes().slice(0, blocks.dim() - 2).vec();  // [..., rows]
   shape.push_back(blocks.size(-2) * 32);
-  auto result = at::empty(shape, at::kFloat);
+  auto result = empty_for_loading(shape, at::kFloat);
   const auto* block = blocks.const_data_ptr<uint8_t>();
   const auto* scale = scales.const_data_ptr<uint8_t>();
   auto* out = result.mutable_data_ptr<float>();
