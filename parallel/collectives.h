@@ -2,9 +2,11 @@
 // Gloo between processes, NCCL between GPUs. Every call ends: by success, by an error of a peer, or by the time limit.
 #pragma once
 
+#include <deque>
 #include <mutex>
 
 #include "models/torch.h"
+#include "parallel/flight_recorder.h"
 
 namespace troupe {
 
@@ -15,17 +17,20 @@ struct CollectiveRecord {
   int64_t bytes = 0;
 };
 
+/// Counts are exact for ever; single records are kept for the newest kMaxRecords calls, so a long run costs no memory.
 class CollectiveLog {
  public:
+  static constexpr size_t kMaxRecords = 4096;
   void add(CollectiveRecord record);
-  std::vector<CollectiveRecord> records() const;
-  /// Calls and bytes of one operation.
+  std::vector<CollectiveRecord> records() const;  // oldest first
+  /// Calls and bytes of one operation since the last clear.
   std::pair<int64_t, int64_t> totals(const std::string& operation) const;
   void clear();
 
  private:
   mutable std::mutex mutex_;
-  std::vector<CollectiveRecord> records_;
+  std::deque<CollectiveRecord> records_;
+  std::map<std::string, std::pair<int64_t, int64_t>> totals_;
 };
 
 class Collectives {
@@ -34,15 +39,17 @@ class Collectives {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  /// output [size * n] <- every rank's input [n], by rank. Contiguous, same dtype.
+  /// output [size * n] <- every rank's input [n], by rank. Contiguous, same dtype. `input` may be this rank's own part
+  /// of `output` (nothing is copied then).
   virtual void all_gather(Tensor& output, const Tensor& input, const std::string& label) = 0;
   /// output [n] <- sum over ranks of their input [size * n], this rank's part. Sums in rank order (repeatable).
   virtual void reduce_scatter(Tensor& output, const Tensor& input, const std::string& label) = 0;
-  virtual void all_reduce(Tensor& tensor, const std::string& label) = 0;  // sum, in place
+  virtual void all_reduce(Tensor& tensor, const std::string& label) = 0;  // sum in rank order, in place
   virtual void broadcast(Tensor& tensor, int root, const std::string& label) = 0;
   /// output and input are cut along dimension 0 by the sizes (uneven and empty parts allowed).
   virtual void all_to_all(Tensor& output, const Tensor& input, const std::vector<int64_t>& output_sizes,
                           const std::vector<int64_t>& input_sizes, const std::string& label) = 0;
+  /// The tensor is copied before this returns; up to 64 messages may be under way between two ranks.
   virtual void send(const Tensor& tensor, int to, const std::string& label) = 0;
   virtual void receive(Tensor& tensor, int from, const std::string& label) = 0;
   virtual void barrier(const std::string& label) = 0;
@@ -50,16 +57,21 @@ class Collectives {
   virtual void abort(const std::string& reason) = 0;
 
   CollectiveLog& log() { return log_; }
+  /// The last calls with their times; every time-out shows it.
+  FlightRecorder& recorder() { return *recorder_; }
 
  protected:
   CollectiveLog log_;
+  std::shared_ptr<FlightRecorder> recorder_ = std::make_shared<FlightRecorder>();
 };
 
-/// Ranks as threads of this process over shared memory; element r belongs to rank r. `size` 1 is the same code.
+/// Ranks as threads of this process over shared memory; element r belongs to rank r. `size` 1 is the same code. Every
+/// call checks that all ranks ask for the same thing: a different operation, label, dtype or size is an Error that
+/// names both. Destroying a rank's object ends its peers' later calls.
 std::vector<std::unique_ptr<Collectives>> make_thread_collectives(int size, std::chrono::milliseconds timeout);
 
-/// One rank over Gloo. `store_address`: "host:port" of a TCP store served by rank 0; or give ranks of one process a common
-/// `hash_store_name`. Throws Error naming the rank that did not come.
+/// One rank over Gloo. `store_address`: "host:port" of a TCP store served by rank 0; or give ranks of one process a
+/// common `hash_store_name`. Throws Error naming the rank that did not come.
 struct GlooOptions {
   int rank = 0, size = 1;
   std::string store_host = "127.0.0.1";

@@ -1,8 +1,16 @@
-// Fully sharded data parallelism of a Decoder, per unit (embedding, each layer, final norm and head): between its uses a
-// unit exists only as this rank's fp32 shard. World size 1 is the same code.
+// Fully sharded data parallelism of a Decoder, per unit (embedding, each layer, final norm and head): between its uses
+// a unit exists only as this rank's fp32 shard. World size 1 is the same code.
 //
-//   forward unit u : all-gather shard(u) -> flat parameters(u) -> body -> free (reshard), all in `parameter_dtype`
-//   backward unit u: all-gather again -> body's backward -> reduce-scatter gradient(u) -> add to fp32 gradient shard -> free
+//   forward unit u : all-gather shard(u) -> flat parameters(u) in `parameter_dtype` -> body -> free (reshard)
+//   backward unit u: all-gather again -> body's backward -> reduce-scatter gradient(u) -> add to fp32 shard -> free
+//
+// How backward finds its moments: a hook on the unit's output gathers before its backward; an identity function on its
+// input, older than every node of the body and therefore run after them, closes it; hooks on the leaves hand each
+// gradient over as soon as it exists (added in fp32, then freed), so running a body again in backward counts nothing
+// twice.
+//
+// One rank alone: a unit is gathered by one cast after the shards changed, never freed, and gradients are added
+// straight to the shard; with fp32 compute the leaves are the shard itself.
 #pragma once
 
 #include "models/decoder.h"
@@ -13,15 +21,17 @@ namespace troupe {
 struct FullyShardedOptions {
   at::ScalarType parameter_dtype = at::kFloat;  // of compute
   at::ScalarType reduce_dtype = at::kFloat;     // of gradients on the wire
-  /// "default": all but the last-used unit are freed after forward when size > 1; "always"; "never".
+  /// "default": all but the last-used unit are freed after forward when size > 1; "always"; "never" (gathered once
+  /// until the shards change). Anything else is a UsageError.
   std::string reshard_after_forward = "default";
+  at::Device device = at::kCPU;
 };
 
 /// This rank's piece of one unit: flat, fp32, padded to a multiple of the world size.
 struct UnitShard {
   int64_t unit = 0;
   Tensor parameter;  // [n] fp32 master
-  Tensor gradient;   // [n] fp32, accumulated over micro-batches
+  Tensor gradient;   // [n] fp32, accumulated over micro-batches; complete after finish_backward
 };
 
 /// Where a rank's shard meets one parameter: elements [flat_begin, flat_end) of the flattened parameter are elements
@@ -33,7 +43,10 @@ struct ShardPiece {
 
 class FullyShardedDecoder : public UnitRunner {
  public:
-  FullyShardedDecoder(Decoder& decoder, Collectives& collectives, FullyShardedOptions options);
+  /// Shards over `collectives`; with `replicas` (the ranks that hold the same shard) gradients are summed over those
+  /// too (HSDP). `decoder` and both groups must outlive it.
+  FullyShardedDecoder(Decoder& decoder, Collectives& collectives, FullyShardedOptions options,
+                      Collectives* replicas = nullptr);
   ~FullyShardedDecoder() override;
 
   /// Fills this rank's shards; `read(name)` gives a full fp32 tensor and is called once a parameter.
@@ -42,15 +55,25 @@ class FullyShardedDecoder : public UnitRunner {
   /// Forward with gather and reshard; differentiable. Call `finish_backward` after the last backward of a step.
   Tensor forward(const Tensor& tokens_T, const PackedLayout& layout);
   Tensor run(int64_t unit, const Body& body, const Tensor& x) override;
-  /// The output head's weight as a leaf in parameter_dtype, gathered for as long as the forward/backward that uses it.
+  /// Runs around each unit's body, inside of gather and reshard: the place for recompute (the body is gathered once for
+  /// the second forward and its backward). A recomputing runner around this object works too. nullptr: none.
+  void set_body_runner(UnitRunner* runner);
+  /// The output head's weight as a leaf in parameter_dtype. Stays gathered until the backward of the final norm, or,
+  /// without gradients, until the next forward, `finish_backward` or `parameters_changed`.
   Tensor head_weight();
+  /// fp32 [V, D] into which an operator may add the head's gradient itself, instead of giving it to autograd (which
+  /// would make a whole gradient per chunk of the loss). Valid until the backward of the final norm.
+  Tensor head_gradient();
   /// While false, gradients stay unreduced in the units (accumulation without communication); the next backward with
   /// true reduces them all.
   void set_reduce_gradients(bool reduce);
-  /// Waits for reductions, frees what is gathered; afterwards every shard's gradient is complete. Throws where a unit of
-  /// the forward got no gradient.
+  /// Waits for reductions, frees what is gathered; afterwards every shard's gradient is complete. Throws where a unit
+  /// of the forward got no gradient.
   void finish_backward();
   void zero_gradients();
+  /// Call after writing to the shards' parameters; what is gathered is old from then on. `load` and `finish_backward`
+  /// imply it (an optimizer step is expected to follow).
+  void parameters_changed();
 
   std::vector<UnitShard>& shards();
   const std::vector<ShardPiece>& pieces() const;
@@ -60,13 +83,15 @@ class FullyShardedDecoder : public UnitRunner {
   TensorMap gather_weights(at::ScalarType dtype);
   /// Full fp32 gradients by name, for tests and verify.
   TensorMap gather_gradients();
-  /// Highest bytes of gathered parameters at one time, for tests against the formula.
+  /// Highest bytes of gathered parameters at one time (since the last call of reset), for tests against the formula.
   int64_t peak_gathered_bytes() const;
+  void reset_peak_gathered_bytes();
+  const Decoder& decoder() const;
   Collectives& collectives();
 
  private:
   struct Implementation;
-  std::unique_ptr<Implementation> implementation_;
+  std::shared_ptr<Implementation> implementation_;  // graphs hold weak references
 };
 
 }  // namespace troupe

@@ -1,0 +1,366 @@
+#include "parallel/fully_sharded.h"
+
+#include "base/error.h"
+#include "parallel/reduce_kernels.h"
+#include "parallel/sharded_unit.h"
+
+namespace troupe {
+
+struct FullyShardedDecoder::Implementation : std::enable_shared_from_this<FullyShardedDecoder::Implementation> {
+  /// A unit and what is under way with it.
+  struct Unit {
+    std::unique_ptr<ShardedUnit> parts;
+    int64_t num_open = 0;     // forwards under gradients whose backward has not closed yet
+    bool was_used = false;    // by a forward under gradients, since finish_backward
+    bool holds_head = false;  // gathered for the head: stays until the final norm's backward
+  };
+
+  Implementation(Decoder& decoder, Collectives& collectives, FullyShardedOptions options, Collectives* replicas);
+  void make_units(Collectives* replicas);
+  void hook_leaf(const Tensor& leaf, size_t unit, size_t parameter);
+  void make_pieces();
+
+  Tensor run(int64_t index, const UnitRunner::Body& body, const Tensor& x);
+  void gather(size_t unit, const char* why);
+  void free(size_t unit);
+  void before_backward(size_t unit);
+  void after_backward(size_t unit);
+  void release_head();
+  TensorMap gather_full(at::ScalarType dtype, bool gradients);
+
+  size_t last_unit() const { return units.size() - 1; }
+  bool reshards(size_t unit) const {
+    return collectives.size() > 1 && options.reshard_after_forward != "never" &&
+           (options.reshard_after_forward == "always" || unit != last_unit());
+  }
+
+  Decoder& decoder;
+  Collectives& collectives;
+  FullyShardedOptions options;
+  std::vector<Unit> units;
+  std::vector<UnitShard> shards;
+  std::vector<ShardPiece> pieces;
+  UnitRunner* body_runner = nullptr;
+  size_t head_unit = 0, head_parameter = 0;  // where the head's weight lives
+  bool reduce_gradients = true;
+  int64_t gathered_bytes = 0, peak_gathered_bytes = 0;
+};
+
+namespace {
+
+/// Takes a leaf's gradient as soon as it exists.
+class TakeGradient : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit TakeGradient(std::function<void(const Tensor&)> take) : take_(std::move(take)) {}
+  void operator()(const torch::autograd::Variable& leaf) override {
+    auto& gradient = leaf.mutable_grad();
+    take_(gradient);
+    gradient.reset();
+  }
+
+ private:
+  std::function<void(const Tensor&)> take_;
+};
+
+struct UnitClosure : torch::CustomClassHolder {
+  explicit UnitClosure(std::function<void()> close) : close(std::move(close)) {}
+  std::function<void()> close;
+};
+
+/// Identity on a unit's input; its backward runs after every node of the unit's body (they are younger, and the engine
+/// runs the youngest ready node first).
+class CloseUnit : public torch::autograd::Function<CloseUnit> {
+ public:
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x,
+                        const std::function<void()>& close) {
+    context->saved_data["closure"] = c10::IValue::make_capsule(c10::make_intrusive<UnitClosure>(close));
+    return x.view_as(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    static_cast<UnitClosure*>(context->saved_data["closure"].toCapsule().get())->close();
+    return {gradients[0], Tensor()};
+  }
+};
+
+bool runs_inside_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+}  // namespace
+
+FullyShardedDecoder::Implementation::Implementation(Decoder& decoder, Collectives& collectives,
+                                                    FullyShardedOptions options_, Collectives* replicas)
+    : decoder(decoder), collectives(collectives), options(std::move(options_)) {
+  const auto& mode = options.reshard_after_forward;
+  if (mode != "default" && mode != "always" && mode != "never") {
+    throw UsageError(concat("parallelism.fsdp_reshard_after_forward = \"", mode,
+                            "\": known are \"default\", \"always\", \"never\""));
+  }
+  make_units(replicas);
+  make_pieces();
+}
+
+void FullyShardedDecoder::Implementation::make_units(Collectives* replicas) {
+  std::vector<std::vector<ParameterSpec>> specs;
+  for (const auto& spec : decoder.specs()) {
+    if (spec.unit >= static_cast<int64_t>(specs.size())) specs.resize(static_cast<size_t>(spec.unit) + 1);
+    specs[static_cast<size_t>(spec.unit)].push_back(spec);
+  }
+  for (size_t index = 0; index < specs.size(); ++index) {
+    ShardedUnit::Options unit_options{options.parameter_dtype, options.reduce_dtype, options.device, &collectives,
+                                      replicas};
+    units.push_back({std::make_unique<ShardedUnit>(std::move(specs[index]), unit_options)});
+    auto& parts = *units.back().parts;
+    if (parts.is_gathered()) gathered_bytes += parts.gathered_bytes();
+    shards.push_back({static_cast<int64_t>(index), parts.shard(), parts.shard_gradient()});
+    for (size_t parameter = 0; parameter < parts.parameters().size(); ++parameter) {
+      const auto& name = parts.parameters()[parameter].spec.name;
+      hook_leaf(parts.leaf(parameter), index, parameter);
+      decoder.bind(name, parts.leaf(parameter));
+      if (name == "lm_head.weight") std::tie(head_unit, head_parameter) = std::pair(index, parameter);
+    }
+  }
+  peak_gathered_bytes = gathered_bytes;
+}
+
+void FullyShardedDecoder::Implementation::hook_leaf(const Tensor& leaf, size_t unit, size_t parameter) {
+  // The owner takes the hook off in its destructor: a graph may outlive the model.
+  torch::autograd::impl::set_post_acc_grad_hooks(
+      leaf, std::make_unique<TakeGradient>([this, unit, parameter](const Tensor& gradient) {
+        units[unit].parts->add_gradient(parameter, gradient);
+      }));
+}
+
+void FullyShardedDecoder::Implementation::make_pieces() {
+  for (size_t index = 0; index < units.size(); ++index) {
+    const auto& parts = *units[index].parts;
+    const int64_t begin = parts.shard_begin(), end = begin + parts.shard_numel();
+    for (const auto& parameter : parts.parameters()) {
+      const int64_t first = std::max(begin, parameter.begin), last = std::min(end, parameter.begin + parameter.numel);
+      if (first >= last) continue;
+      pieces.push_back({parameter.spec.name, static_cast<int64_t>(index), first - begin, first - parameter.begin,
+                        last - parameter.begin});
+    }
+  }
+}
+
+void FullyShardedDecoder::Implementation::gather(size_t unit, const char* why) {
+  auto& parts = *units[unit].parts;
+  if (parts.is_gathered() && !parts.is_stale()) return;
+  const bool is_new = !parts.is_gathered();
+  parts.gather(concat("unit ", unit, " ", why));
+  if (is_new) gathered_bytes += parts.gathered_bytes();
+  peak_gathered_bytes = std::max(peak_gathered_bytes, gathered_bytes);
+}
+
+void FullyShardedDecoder::Implementation::free(size_t unit) {
+  auto& parts = *units[unit].parts;
+  if (!parts.is_gathered() || parts.is_alias() || units[unit].holds_head) return;
+  parts.free();
+  gathered_bytes -= parts.gathered_bytes();
+}
+
+Tensor FullyShardedDecoder::Implementation::run(int64_t index, const UnitRunner::Body& body, const Tensor& x) {
+  const auto unit = static_cast<size_t>(index);
+  require(index >= 0 && unit < units.size(), "the network has no unit ", index);
+  auto& state = units[unit];
+  if (unit == 0 && !at::GradMode::is_enabled()) release_head();
+  gather(unit, "forward");
+  const auto call_body = [&](const Tensor& input) {
+    return body_runner != nullptr ? body_runner->run(index, body, input) : body(input);
+  };
+  if (!at::GradMode::is_enabled()) {
+    auto y = call_body(x);
+    if (reshards(unit) && state.num_open == 0) free(unit);
+    return y;
+  }
+  std::weak_ptr<FullyShardedDecoder::Implementation> weak = weak_from_this();
+  const bool closes = x.defined() && x.requires_grad();
+  auto y = call_body(closes ? CloseUnit::apply(x, std::function<void()>([weak, unit] {
+                                                 if (auto self = weak.lock()) self->after_backward(unit);
+                                               }))
+                            : x);
+  state.was_used = true;
+  if (!y.requires_grad()) return y;
+  if (closes) ++state.num_open;
+  y.register_hook([weak, unit](const Tensor&) {
+    if (auto self = weak.lock()) self->before_backward(unit);
+  });
+  // A body that runs again inside backward stays whole: its backward follows at once.
+  if (reshards(unit) && !runs_inside_backward()) free(unit);
+  return y;
+}
+
+void FullyShardedDecoder::Implementation::before_backward(size_t unit) {
+  // The embedding's backward needs the ids alone, not the table.
+  if (unit != 0) gather(unit, "backward");
+  if (unit == last_unit() && units[unit].num_open <= 1) release_head();
+}
+
+void FullyShardedDecoder::Implementation::after_backward(size_t unit) {
+  auto& state = units[unit];
+  state.num_open = std::max<int64_t>(0, state.num_open - 1);
+  if (reduce_gradients) state.parts->reduce(concat("unit ", unit, " gradient"));
+  if (collectives.size() > 1 && options.reshard_after_forward != "never" &&
+      (unit != last_unit() || state.num_open == 0))
+    free(unit);
+}
+
+void FullyShardedDecoder::Implementation::release_head() {
+  auto& state = units[head_unit];
+  if (!state.holds_head) return;
+  state.holds_head = false;
+  if (head_unit != last_unit() && collectives.size() > 1 && options.reshard_after_forward != "never") free(head_unit);
+}
+
+TensorMap FullyShardedDecoder::Implementation::gather_full(at::ScalarType dtype, bool gradients) {
+  at::NoGradGuard no_grad;
+  TensorMap tensors;
+  for (size_t index = 0; index < units.size(); ++index) {
+    auto& parts = *units[index].parts;
+    const auto& source = gradients ? parts.shard_gradient() : parts.shard();
+    // One buffer a unit; the tensors are views of it.
+    auto whole = at::empty({parts.shard_numel() * collectives.size()}, source.options().dtype(dtype));
+    auto own = whole.narrow(0, parts.shard_begin(), parts.shard_numel());
+    own.copy_(source);
+    if (collectives.size() > 1)
+      collectives.all_gather(whole, own, concat("unit ", index, gradients ? " full gradient" : " full weights"));
+    for (const auto& parameter : parts.parameters()) {
+      tensors[parameter.spec.name] = whole.narrow(0, parameter.begin, parameter.numel).view(parameter.spec.shape);
+    }
+  }
+  return tensors;
+}
+
+// -- FullyShardedDecoder ---------------------------------------------------------------------------------------------
+
+FullyShardedDecoder::FullyShardedDecoder(Decoder& decoder, Collectives& collectives, FullyShardedOptions options,
+                                         Collectives* replicas)
+    : implementation_(std::make_shared<Implementation>(decoder, collectives, std::move(options), replicas)) {}
+
+FullyShardedDecoder::~FullyShardedDecoder() {
+  // Graphs may outlive the model: their leaves must not hand gradients to freed memory.
+  for (auto& unit : implementation_->units) {
+    for (size_t parameter = 0; parameter < unit.parts->parameters().size(); ++parameter) {
+      torch::autograd::impl::set_post_acc_grad_hooks(unit.parts->leaf(parameter), nullptr);
+    }
+  }
+}
+
+void FullyShardedDecoder::load(const std::function<Tensor(const std::string& name)>& read) {
+  at::NoGradGuard no_grad;
+  auto& self = *implementation_;
+  for (auto& unit : self.units) {
+    auto& parts = *unit.parts;
+    const int64_t begin = parts.shard_begin(), end = begin + parts.shard_numel();
+    for (const auto& parameter : parts.parameters()) {
+      const auto full = read(parameter.spec.name);
+      require(full.defined() && full.numel() == parameter.numel, "weights of ", parameter.spec.name, ": ",
+              full.defined() ? full.numel() : 0, " elements instead of ", parameter.numel);
+      const int64_t first = std::max(begin, parameter.begin), last = std::min(end, parameter.begin + parameter.numel);
+      if (first >= last) continue;
+      parts.shard()
+          .narrow(0, first - begin, last - first)
+          .copy_(full.reshape({-1}).narrow(0, first - parameter.begin, last - first));
+    }
+  }
+  parameters_changed();
+}
+
+Tensor FullyShardedDecoder::forward(const Tensor& tokens_T, const PackedLayout& layout) {
+  return implementation_->decoder.forward(tokens_T, layout, *this);
+}
+
+Tensor FullyShardedDecoder::run(int64_t unit, const Body& body, const Tensor& x) {
+  return implementation_->run(unit, body, x);
+}
+
+void FullyShardedDecoder::set_body_runner(UnitRunner* runner) { implementation_->body_runner = runner; }
+
+Tensor FullyShardedDecoder::head_weight() {
+  auto& self = *implementation_;
+  self.gather(self.head_unit, "head");
+  auto& state = self.units[self.head_unit];
+  if (self.collectives.size() > 1) state.holds_head = true;
+  if (!at::GradMode::is_enabled()) return state.parts->leaf(self.head_parameter);
+  // A leaf of its own: the head's gradient is handed over when the loss is done, not kept until the embedding's
+  // backward.
+  auto leaf = state.parts->make_leaf(self.head_parameter);
+  std::weak_ptr<Implementation> weak = implementation_;
+  torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<TakeGradient>([weak](const Tensor& gradient) {
+                                                   if (auto owner = weak.lock())
+                                                     owner->units[owner->head_unit].parts->add_gradient(
+                                                         owner->head_parameter, gradient);
+                                                 }));
+  return leaf;
+}
+
+Tensor FullyShardedDecoder::head_gradient() {
+  auto& self = *implementation_;
+  return self.units[self.head_unit].parts->gradient_view(self.head_parameter);
+}
+
+void FullyShardedDecoder::set_reduce_gradients(bool reduce) { implementation_->reduce_gradients = reduce; }
+
+void FullyShardedDecoder::finish_backward() {
+  auto& self = *implementation_;
+  for (size_t index = self.units.size(); index-- > 0;) {
+    auto& unit = self.units[index];
+    require(!unit.was_used || unit.parts->num_received() > 0, "rank ", self.collectives.rank(), ": unit ", index,
+            " took part in the forward but got no gradient; was backward called?");
+    unit.parts->reduce(concat("unit ", index, " gradient"));
+    unit.parts->complete_gradient();
+    unit.was_used = false;
+    unit.num_open = 0;
+  }
+  parameters_changed();
+}
+
+void FullyShardedDecoder::zero_gradients() {
+  for (auto& unit : implementation_->units) unit.parts->zero_gradient();
+}
+
+void FullyShardedDecoder::parameters_changed() {
+  auto& self = *implementation_;
+  for (size_t index = 0; index < self.units.size(); ++index) {
+    self.units[index].holds_head = false;
+    self.units[index].parts->mark_stale();
+    if (self.collectives.size() > 1) self.free(index);
+  }
+}
+
+std::vector<UnitShard>& FullyShardedDecoder::shards() {
+  for (auto& unit : implementation_->units) unit.parts->complete_gradient();
+  return implementation_->shards;
+}
+
+const std::vector<ShardPiece>& FullyShardedDecoder::pieces() const { return implementation_->pieces; }
+
+double FullyShardedDecoder::gradient_norm() {
+  auto& self = *implementation_;
+  double local = 0;
+  for (auto& shard : shards()) local += sum_of_squares(shard.gradient);
+  auto total = at::full({1}, local, at::TensorOptions(at::kDouble).device(self.options.device));
+  if (self.collectives.size() > 1) self.collectives.all_reduce(total, "gradient norm");
+  return std::sqrt(total.item<double>());
+}
+
+TensorMap FullyShardedDecoder::gather_weights(at::ScalarType dtype) {
+  return implementation_->gather_full(dtype, false);
+}
+
+TensorMap FullyShardedDecoder::gather_gradients() {
+  shards();  // gradients never received become zero
+  return implementation_->gather_full(at::kFloat, true);
+}
+
+int64_t FullyShardedDecoder::peak_gathered_bytes() const { return implementation_->peak_gathered_bytes; }
+
+void FullyShardedDecoder::reset_peak_gathered_bytes() {
+  implementation_->peak_gathered_bytes = implementation_->gathered_bytes;
+}
+
+const Decoder& FullyShardedDecoder::decoder() const { return implementation_->decoder; }
+
+Collectives& FullyShardedDecoder::collectives() { return implementation_->collectives; }
+
+}  // namespace troupe

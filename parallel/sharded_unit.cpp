@@ -1,0 +1,133 @@
+#include "parallel/sharded_unit.h"
+
+#include "base/error.h"
+#include "parallel/reduce_kernels.h"
+
+namespace troupe {
+
+ShardedUnit::ShardedUnit(std::vector<ParameterSpec> specs, Options options) : options_(options) {
+  int64_t numel = 0;
+  for (auto& spec : specs) {
+    Parameter parameter{std::move(spec), numel, 0};
+    parameter.numel = c10::multiply_integers(parameter.spec.shape);
+    numel += parameter.numel;
+    parameters_.push_back(std::move(parameter));
+  }
+  const int64_t size = options_.collectives->size();
+  shard_numel_ = (numel + size - 1) / size;
+  const auto fp32 = at::TensorOptions(at::kFloat).device(options_.device);
+  shard_ = at::zeros({shard_numel_}, fp32);
+  shard_gradient_ = at::zeros({shard_numel_}, fp32);
+  fresh_.assign(parameters_.size(), 0);
+  shard_fresh_ = false;
+  alias_ = size == 1 && options_.parameter_dtype == at::kFloat;
+  // variable_data: own version counter, so that writing the gathered values is no change that autograd objects to.
+  flat_ = alias_ ? shard_.variable_data() : at::empty({padded_numel()}, fp32.dtype(options_.parameter_dtype));
+  for (size_t index = 0; index < parameters_.size(); ++index) leaves_.push_back(make_leaf(index));
+  gathered_ = alias_;
+  if (!alias_) {
+    gathered_ = true;
+    free();
+  }
+}
+
+Tensor ShardedUnit::make_leaf(size_t index) const {
+  const auto& parameter = parameters_[index];
+  return flat_.narrow(0, parameter.begin, parameter.numel)
+      .view(parameter.spec.shape)
+      .variable_data()
+      .set_requires_grad(true);
+}
+
+void ShardedUnit::allocate_flat() {
+  auto* storage = flat_.storage().unsafeGetStorageImpl();
+  const auto bytes = static_cast<size_t>(gathered_bytes());
+  storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes));
+  storage->set_nbytes(bytes);
+}
+
+void ShardedUnit::gather(const std::string& label) {
+  if (gathered_ && !stale_) return;
+  at::NoGradGuard no_grad;
+  if (!alias_) {
+    if (!gathered_) allocate_flat();
+    auto whole = flat_.variable_data();
+    auto own = whole.narrow(0, shard_begin(), shard_numel_);
+    own.copy_(shard_);
+    if (options_.collectives->size() > 1) options_.collectives->all_gather(whole, own, label);
+  }
+  gathered_ = true;
+  stale_ = false;
+}
+
+void ShardedUnit::free() {
+  if (alias_ || !gathered_) return;
+  auto* storage = flat_.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(at::DataPtr(nullptr, options_.device));
+  storage->set_nbytes(0);
+  gathered_ = false;
+}
+
+Tensor ShardedUnit::gradient_view(size_t index) {
+  const auto& parameter = parameters_[index];
+  ++num_received_;
+  if (is_alone()) {
+    auto view = shard_gradient_.narrow(0, parameter.begin, parameter.numel);
+    if (fresh_[index]) view.zero_();
+    fresh_[index] = 0;
+    return view.view(parameter.spec.shape);
+  }
+  if (!unreduced_.defined()) unreduced_ = at::zeros({padded_numel()}, shard_.options());
+  return unreduced_.narrow(0, parameter.begin, parameter.numel).view(parameter.spec.shape);
+}
+
+void ShardedUnit::add_gradient(size_t index, const Tensor& gradient) {
+  at::NoGradGuard no_grad;
+  if (is_alone() && fresh_[index]) {
+    fresh_[index] = 0;
+    ++num_received_;
+    auto place = shard_gradient_.narrow(0, parameters_[index].begin, parameters_[index].numel);
+    accumulate_gradient(place, gradient, true);
+    return;
+  }
+  auto place = gradient_view(index);
+  accumulate_gradient(place, gradient, false);
+}
+
+void ShardedUnit::reduce(const std::string& label) {
+  if (!unreduced_.defined()) return;
+  at::NoGradGuard no_grad;
+  const auto wire = unreduced_.to(options_.reduce_dtype);
+  unreduced_.reset();
+  Tensor reduced;
+  if (options_.collectives->size() > 1) {
+    reduced = at::empty({shard_numel_}, wire.options());
+    options_.collectives->reduce_scatter(reduced, wire, label);
+  } else {
+    reduced = wire;
+  }
+  if (options_.replicas != nullptr && options_.replicas->size() > 1) options_.replicas->all_reduce(reduced, label);
+  accumulate_gradient(shard_gradient_, reduced, shard_fresh_);
+  shard_fresh_ = false;
+}
+
+void ShardedUnit::complete_gradient() {
+  if (shard_fresh_) shard_gradient_.zero_();
+  shard_fresh_ = false;
+  for (size_t index = 0; index < fresh_.size(); ++index) {
+    if (fresh_[index]) shard_gradient_.narrow(0, parameters_[index].begin, parameters_[index].numel).zero_();
+    fresh_[index] = 0;
+  }
+}
+
+void ShardedUnit::zero_gradient() {
+  unreduced_.reset();
+  num_received_ = 0;
+  if (is_alone()) {
+    std::fill(fresh_.begin(), fresh_.end(), uint8_t{1});
+  } else {
+    shard_fresh_ = true;
+  }
+}
+
+}  // namespace troupe
