@@ -1,5 +1,5 @@
-// The generation engine: continuous batching over a paged KV cache. A plain class, driven step by step by whoever owns it
-// (the rollout actor, `troupe generate`, `troupe verify`); it knows no actor and waits for nothing.
+// The generation engine: continuous batching over a paged KV cache. A plain class, driven step by step by whoever owns
+// it (the rollout actor, `troupe generate`, `troupe verify`); it knows no actor and waits for nothing.
 #pragma once
 
 #include "base/trajectory.h"
@@ -21,6 +21,11 @@ struct SamplingOptions {
   std::vector<int64_t> stop_token_ids;  // every end-of-sequence id; the sampled one stays in the tokens with mask 1
 };
 
+/// Throws Error naming the setting that is out of range.
+void check_sampling_options(const SamplingOptions& sampling);
+
+/// What happens to running sequences when new weights come: they go on with the cache they have, rebuild it, or end
+/// under the old weights first (nothing new is admitted meanwhile).
 enum class OnWeights { kKeep, kRecompute, kFinish };
 
 struct EngineOptions {
@@ -30,9 +35,10 @@ struct EngineOptions {
   int32_t prefill_chunk_tokens = 512;
   int64_t max_context_length = 2048;
   OnWeights on_weights = OnWeights::kKeep;
-  bool deterministic = false;  // rows do not depend on the batch
+  bool deterministic = false;       // rows do not depend on the batch: on the CPU they never do, whatever this says
+  int64_t log_prob_vocab_size = 0;  // the tokenizer's real vocabulary (invariant 6); 0: the model's
   uint64_t seed = 0;
-  int num_threads = 1;
+  int num_threads = 1;  // of the engine, the caller of step() included
 };
 
 struct GenerationRequest {
@@ -56,7 +62,9 @@ class Engine {
   Engine(ModelConfig config, EngineOptions options, const Tokenizer* tokenizer);
   ~Engine();
 
-  /// Takes effect between two steps, by `on_weights`; the first call must come before the first step.
+  /// Takes effect between two steps, by `on_weights`: at once for keep and recompute, when the last started sequence
+  /// has ended for finish. The first call must come before the first step. Throws Error where the model is not of the
+  /// engine's configuration or of another dtype than the first one; the engine then keeps the weights it has.
   void set_weights(std::shared_ptr<const PackedModel> model);
   /// Version whose weights the engine computes with now; -1 before the first set_weights.
   int64_t version() const;
@@ -66,7 +74,9 @@ class Engine {
   bool cancel(uint64_t sample_id);
   /// Gives every unfinished request back (a worker that leaves).
   std::vector<GenerationRequest> drain();
-  /// One scheduling step: admits, prefills one chunk or decodes one token for every running sequence. Returns what finished.
+  /// One scheduling step: admits what fits, computes prompt chunks and one more token for every decoding sequence.
+  /// Returns what finished. Throws Error on logits that are not finite, and where the cache cannot hold even one
+  /// sequence; the engine is of no further use then.
   std::vector<Trajectory> step();
   bool idle() const;
   /// Sequences that could be added now without waiting.

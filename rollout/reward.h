@@ -35,8 +35,8 @@ using RewardFactory = std::unique_ptr<RewardFunction> (*)(const RewardOptions& o
 void register_reward_kind(const std::string& kind, RewardFactory factory);
 std::vector<std::string> known_reward_kinds();
 
-/// Runs every rule on a sample, each within its time limit, and fills rewards and total_reward (weighted sum of the values
-/// that are there; none where all failed; NaN and infinity count as failed).
+/// Runs every rule on a sample, each within its time limit, and fills rewards and total_reward (weighted sum of the
+/// values that are there; none where all failed; NaN and infinity count as failed).
 class RewardSet {
  public:
   explicit RewardSet(std::vector<RewardOptions> options);
@@ -49,8 +49,9 @@ class RewardSet {
   std::unique_ptr<Implementation> implementation_;
 };
 
-/// Number in an answer, in the usual forms (\boxed{}, "####", thousands, fractions, percent, last number); none where there is no
-/// answer. `strict`: only marked forms count. The canonical text of lists and non-numbers is compared by answers_equal.
+/// Number in an answer, in the usual forms (\boxed{}, "####", thousands, fractions, percent, last number); none where
+/// there is no answer. `strict`: only marked forms count. The canonical text of lists and non-numbers is compared by
+/// answers_equal.
 std::optional<std::string> extract_answer(const std::string& text, bool strict);
 bool answers_equal(const std::string& left, const std::string& right);
 
