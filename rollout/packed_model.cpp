@@ -177,7 +177,7 @@ class Packer {
     T* to = job.panels + (panel * job.panel_stride + job.position) * elements;
     const int64_t offset = row * job.depth;
     if (job.weight.scalar_type() == at::kFloat) {
-      kernels.pack_panel_from_float(job.weight.const_data_ptr<float>() + offset, job.depth, rows, job.depth, to);
+      kernels.pack_panel_from_float(job.weight.template const_data_ptr<float>() + offset, job.depth, rows, job.depth, to);
     } else {
       const auto* from = static_cast<const Bf16*>(job.weight.const_data_ptr());
       kernels.pack_panel_from_bf16(from + offset, job.depth, rows, job.depth, to);
