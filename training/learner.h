@@ -19,21 +19,25 @@ struct LearnerOptions {
   OptimizerOptions optimizer;
   ScheduleOptions schedule;
   AlgorithmOptions algorithm;
-  double max_norm = 1.0;
+  double max_norm = 1.0;  // of the global gradient; 0: not clipped
   int64_t num_tokens_per_microbatch = 4096;
   int64_t max_context_length = 2048;
-  int skip_nonfinite_steps = 3;
-  int64_t log_prob_vocab_size = 0;  // the tokenizer's real vocabulary; 0: the model's
+  int skip_nonfinite_steps = 3;                // so many in a row stop the run
+  int64_t log_prob_vocab_size = 0;             // the tokenizer's real vocabulary; 0: the model's
+  std::string activation_checkpoint = "none";  // "none" "selective" "full"
   FullyShardedOptions sharding;
   uint64_t seed = 0;
   bool deterministic = false;
+  double peak_flops = 0;  // of all ranks together, per second; gives "mfu(%)"
 };
 
-/// Names as in metrics.jsonl ("loss/mean", "grad_norm", "logprob_diff/max", ...).
+/// Names as in metrics.jsonl ("loss/mean", "grad_norm", "logprob_diff/max", ...). Plain numbers: no graph stays alive
+/// (B123).
 using Metrics = std::map<std::string, double>;
 
 class Learner {
  public:
+  /// UsageError on impossible options.
   Learner(const ModelConfig& config, Collectives& collectives, LearnerOptions options);
   ~Learner();
   /// `read(name)` gives a full fp32 tensor.
@@ -41,25 +45,35 @@ class Learner {
 
   /// One policy update (num_epochs * num_minibatches optimizer steps) on the whole batch; every rank is given the same
   /// trajectories and takes its part. A non-finite loss or gradient skips the update, says so in "skipped" and throws
-  /// Error after `skip_nonfinite_steps` in a row.
+  /// Error after `skip_nonfinite_steps` in a row. A batch with nothing to learn makes no step ("train_batch/num_tokens"
+  /// is that of the samples that take part, "train_batch/num_trained_tokens" 0). Metrics: docs/algorithms.md.
   Metrics train_policy(const std::vector<Trajectory>& batch);
-  /// One pre-training update: each rank gives its own rows; the denominator is the global count of targets.
+  /// One pre-training update: each rank gives its own rows; the denominator is the global count of targets. Throws
+  /// Error where there is no target on any rank.
   Metrics train_language_model(const std::vector<LanguageModelBatch>& rows);
-  /// Mean cross entropy without update, over all ranks' rows.
+  /// Mean cross entropy without update, over all ranks' rows, however many each has (B097).
   Metrics evaluate_language_model(const std::vector<LanguageModelBatch>& rows);
-  /// Log-probs of every token of every trajectory under the current weights (index t: token t; 0 at index 0).
-  std::vector<std::vector<float>> log_probs(const std::vector<Trajectory>& batch);
 
-  int64_t step() const;          // optimizer steps done
-  double learning_rate() const;  // of the next step
+  enum class Wanted { kAllTokens, kSampledTokens };
+  /// Log-probs of every token (or of the sampled ones) of every trajectory under the current weights, on every rank
+  /// (index t: token t; 0 at index 0 and where none was wanted).
+  std::vector<std::vector<float>> log_probs(const std::vector<Trajectory>& batch, Wanted wanted = Wanted::kAllTokens);
+
+  int64_t step() const;           // optimizer steps done
+  double learning_rate() const;   // of the next step
+  double kl_coefficient() const;  // fixed, or where the adaptive one stands
+  void set_kl_coefficient(double value);
   TensorMap gather_weights(at::ScalarType dtype);
   FullyShardedDecoder& model();
-  /// Optimizer state by unit ("exp_avg", "exp_avg_sq"), shaped like the unit's shard; for checkpoints.
+  /// Optimizer state by kind ("exp_avg", "exp_avg_sq"), one tensor a unit, shaped like the unit's shard; for
+  /// checkpoints.
   std::map<std::string, std::vector<Tensor>> optimizer_state();
   void set_step(int64_t step);
+  const LearnerOptions& options() const;
+
+  struct Implementation;  // training/learner_implementation.h
 
  private:
-  struct Implementation;
   std::unique_ptr<Implementation> implementation_;
 };
 

@@ -1,0 +1,109 @@
+// The language-model step: cross entropy over packed rows, each rank with rows of its own.
+#include <cmath>
+
+#include "training/learner_implementation.h"
+
+namespace troupe {
+namespace {
+
+/// How many rows each rank runs (the most that any has) and how many targets there are on all.
+struct Agreement {
+  int64_t num_rows = 0;
+  int64_t num_targets = 0;
+};
+
+Agreement agree(Collectives& collectives, at::Device device, const std::vector<LanguageModelBatch>& rows) {
+  MetricSums counts;
+  counts.add("targets", 0);
+  counts.raise("rows", static_cast<double>(rows.size()));
+  for (const auto& row : rows) {
+    require(row.tokens.size() == row.targets.size() && static_cast<size_t>(row.layout.num_tokens) == row.tokens.size(),
+            "a row of ", row.tokens.size(), " tokens has ", row.targets.size(), " targets and a layout of ",
+            row.layout.num_tokens);
+    counts.add("targets", static_cast<double>(row.num_targets()));
+  }
+  counts.join(collectives, device, "count of rows");
+  return {static_cast<int64_t>(counts.maximum("rows")), static_cast<int64_t>(counts.sum("targets"))};
+}
+
+/// Stands in where another rank has one row more: one token whose loss has weight 0.
+LanguageModelBatch filler_row() {
+  LanguageModelBatch row;
+  row.tokens = row.targets = {0};
+  row.layout = {{{0, 1, -1}}, 1};
+  return row;
+}
+
+PackedRow to_packed(const LanguageModelBatch& batch, bool is_filler) {
+  PackedRow row;
+  row.tokens = batch.tokens;
+  row.layout = batch.layout;
+  row.is_filler = is_filler;
+  for (size_t t = 0; t < batch.targets.size(); ++t) {
+    if (batch.targets[t] < 0) continue;
+    row.predictors.push_back(static_cast<int64_t>(t));
+    row.targets.push_back(batch.targets[t]);
+  }
+  return row;
+}
+
+PackedRow row_or_filler(const std::vector<LanguageModelBatch>& rows, int64_t index) {
+  const bool is_filler = index >= static_cast<int64_t>(rows.size());
+  // A row without a target still takes part in the collectives, with weight 0.
+  const bool has_targets = !is_filler && rows[static_cast<size_t>(index)].num_targets() > 0;
+  return has_targets ? to_packed(rows[static_cast<size_t>(index)], false) : to_packed(filler_row(), true);
+}
+
+}  // namespace
+
+Metrics Learner::train_language_model(const std::vector<LanguageModelBatch>& rows) {
+  auto& self = *implementation_;
+  const auto agreed = agree(self.collectives_, self.options_.sharding.device, rows);
+  require(agreed.num_targets > 0, "the rows of this step hold no token to learn from");
+  MetricSums sums;
+  sums.add("loss", 0);
+  const auto run_row = [&](int64_t index) {
+    const auto row = row_or_filler(rows, index);
+    const double weight = row.is_filler ? 0 : 1.0 / static_cast<double>(agreed.num_targets);
+    const auto tensors = self.to_tensors(row);
+    const auto hidden_ND = self.predicting_hidden(tensors, row.layout);
+    const auto result =
+        log_prob_loss(hidden_ND, self.model_.head_weight(), tensors.targets_N, self.log_prob_options(1),
+                      [&](const Tensor& log_prob, const Tensor&, const Tensor&) { return log_prob.sum() * -weight; });
+    result.loss.backward();
+    sums.add("loss", result.loss.item<double>());
+    self.count_row(sums, row.layout, static_cast<int64_t>(row.targets.size()), row.is_filler);
+  };
+  const auto update = self.update(agreed.num_rows, sums, run_row);
+  Metrics metrics;
+  self.report(metrics, sums, update);
+  metrics["loss/mean"] = sums.sum("loss");
+  metrics["skipped"] = update.is_skipped;
+  metrics["train_batch/num_tokens"] = static_cast<double>(agreed.num_targets);
+  metrics["train_batch/num_microbatches"] = static_cast<double>(agreed.num_rows);
+  return metrics;
+}
+
+Metrics Learner::evaluate_language_model(const std::vector<LanguageModelBatch>& rows) {
+  auto& self = *implementation_;
+  const auto agreed = agree(self.collectives_, self.options_.sharding.device, rows);
+  require(agreed.num_targets > 0, "the rows of this evaluation hold no token to predict");
+  const at::NoGradGuard no_grad;
+  MetricSums sums;
+  sums.add("loss", 0);
+  for (int64_t index = 0; index < agreed.num_rows; ++index) {
+    const auto row = row_or_filler(rows, index);
+    const auto tensors = self.to_tensors(row);
+    const auto hidden_ND = self.predicting_hidden(tensors, row.layout);
+    const auto values =
+        troupe::log_probs(hidden_ND, self.model_.head_weight(), tensors.targets_N, self.log_prob_options(1));
+    if (!row.is_filler) sums.add("loss", -values.log_prob_T.sum(at::kDouble).item<double>());
+  }
+  sums.join(self.collectives_, self.options_.sharding.device, "validation loss");
+  const double loss = sums.sum("loss") / static_cast<double>(agreed.num_targets);
+  return {{"validation/loss", loss},
+          {"validation/perplexity", std::exp(loss)},
+          {"validation/num_tokens", static_cast<double>(agreed.num_targets)}};
+}
+
+}  // namespace troupe
