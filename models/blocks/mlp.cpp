@@ -2,29 +2,13 @@
 #include "models/blocks/mlp.h"
 
 #include "models/blocks/linear.h"
+#include "models/kernels/training_ops.h"
 
 namespace troupe::blocks {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-Tensor swiglu(const Tensor& gate_up) {
-  const int64_t size = gate_up.size(1) / 2;
-  const auto type = gate_up.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const Tensor gate = gate_up.narrow(1, 0, size).to(type), up = gate_up.narrow(1, size, size).to(type);
-  return (at::silu(gate) * up).to(gate_up.scalar_type());
-}
-
-/// {silu(gate) * up, gradient of gate and up}.
-std::pair<Tensor, Tensor> swiglu_backward(const Tensor& gate_up, const Tensor& d_product) {
-  const int64_t size = gate_up.size(1) / 2;
-  const auto type = gate_up.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const Tensor gate = gate_up.narrow(1, 0, size).to(type), up = gate_up.narrow(1, size, size).to(type);
-  const Tensor d = d_product.to(type), sigmoid = at::sigmoid(gate), silu = gate * sigmoid;
-  const Tensor d_gate = d * up * (sigmoid + silu * (1 - sigmoid)), d_up = d * silu;
-  return {(silu * up).to(gate_up.scalar_type()), at::cat({d_gate, d_up}, 1).to(gate_up.scalar_type())};
-}
 
 struct GatedMlpFunction : torch::autograd::Function<GatedMlpFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& gate, const Tensor& up,
@@ -33,7 +17,7 @@ struct GatedMlpFunction : torch::autograd::Function<GatedMlpFunction> {
     const Tensor bias = stack_biases({gate_bias.value_or(Tensor()), up_bias.value_or(Tensor())});
     const Tensor weight = stack_rows({gate, up}).t();
     const Tensor gate_up = bias.defined() ? at::addmm(bias, x, weight) : at::mm(x, weight);
-    const Tensor product = swiglu(gate_up);
+    const Tensor product = kernels::swiglu(gate_up);
     context->save_for_backward({x, gate, up, down, gate_up});
     context->saved_data["bias"] = bias.defined();
     context->saved_data["down_bias"] = down_bias.has_value();
@@ -44,7 +28,7 @@ struct GatedMlpFunction : torch::autograd::Function<GatedMlpFunction> {
     const auto saved = context->get_saved_variables();
     const Tensor &x = saved[0], &gate = saved[1], &up = saved[2], &down = saved[3];
     const Tensor d_y = gradients[0].contiguous();
-    const auto [product, d_gate_up] = swiglu_backward(saved[4], at::mm(d_y, down));
+    const auto [product, d_gate_up] = kernels::swiglu_backward(saved[4], at::mm(d_y, down));
     const Tensor d_down = weight_gradient(d_y, product);
     const auto d_weights = split_rows(weight_gradient(d_gate_up, x), {gate, up});
     const Tensor d_x = at::mm(d_gate_up, stack_rows({gate, up}));

@@ -1,4 +1,4 @@
-// Rotary position embedding: table and the plain form of the rotation.
+// Rotary position embedding: the table.
 #include "models/blocks/rope.h"
 
 #include <cmath>
@@ -29,16 +29,6 @@ Tensor rope_table(const RopeConfig& rope, int64_t head_dim, const std::vector<in
     fill(table.mutable_data_ptr<float>());
   }
   return table.to(device);
-}
-
-Tensor apply_rope(const Tensor& x_TNd, const Tensor& table_Td, bool inverse) {
-  const int64_t half = table_Td.size(1) / 2;
-  const Tensor cosines = table_Td.narrow(1, 0, half).unsqueeze(1), sines = table_Td.narrow(1, half, half).unsqueeze(1);
-  const Tensor x = x_TNd.to(table_Td.scalar_type());
-  const Tensor first = x.narrow(2, 0, half), second = x.narrow(2, half, half);
-  const Tensor sign_sines = inverse ? -sines : sines;
-  return at::cat({first * cosines - second * sign_sines, second * cosines + first * sign_sines}, 2)
-      .to(x_TNd.scalar_type());
 }
 
 }  // namespace troupe::blocks

@@ -11,8 +11,4 @@ namespace troupe::blocks {
 Tensor rope_table(const RopeConfig& rope, int64_t head_dim, const std::vector<int32_t>& positions, at::ScalarType dtype,
                   at::Device device);
 
-/// x_TNd * cos + rotate_half(x) * sin with the given table ("neox" halves). `inverse` rotates back. Plain tensor
-/// operations, not differentiable.
-Tensor apply_rope(const Tensor& x_TNd, const Tensor& table_Td, bool inverse);
-
 }  // namespace troupe::blocks
