@@ -72,8 +72,8 @@ struct Loops {
       T* product = static_cast<T*>(product_v) + row * size;
 #pragma omp simd
       for (int64_t i = 0; i < size; ++i) {
-        const float g = to_float(gate[i]);
-        store(product + i, g / (1.0f + fast_exp(-g)) * to_float(up[i]));
+        const float g = to_float(gate[i]), sigmoid = 1.0f / (1.0f + fast_exp(-g)), silu = g * sigmoid;
+        store(product + i, silu * to_float(up[i]));
       }
     }
   }
