@@ -1,0 +1,153 @@
+// Runs every rule on a sample within its time limit.
+//
+//   score() ──task──> one thread a rule ──value or reason──> score()      waits at most timeout_s
+//
+// A rule that is late cannot be stopped: its thread is left to end by itself and a new one takes its place. After
+// kMostLostThreads of them the rule counts as broken, and every further sample fails at once with that reason.
+#include <atomic>
+#include <cmath>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "base/error.h"
+#include "rollout/reward.h"
+
+namespace troupe {
+namespace {
+
+constexpr int kMostLostThreads = 8;
+
+/// One thread that runs one rule; shared with that thread, which may outlive the rest.
+struct Runner {
+  std::mutex mutex;
+  std::condition_variable changed;
+  const std::shared_ptr<const RewardFunction> function;
+  std::optional<std::pair<Trajectory, nlohmann::json>> task;
+  bool done = false, stop = false;
+  double value = 0;
+  std::string failure;
+
+  explicit Runner(std::shared_ptr<const RewardFunction> rule) : function(std::move(rule)) {}
+
+  static void loop(const std::shared_ptr<Runner>& self) {
+    std::unique_lock lock(self->mutex);
+    for (;;) {
+      self->changed.wait(lock, [&] { return self->stop || (self->task && !self->done); });
+      if (self->stop) return;
+      const auto task = std::move(*self->task);
+      lock.unlock();
+      double value = 0;
+      std::string failure;
+      try {
+        value = self->function->score(task.first, task.second);
+        if (!std::isfinite(value)) failure = concat("the value is ", value);
+      } catch (const std::exception& error) {
+        failure = error.what();
+        if (failure.empty()) failure = "an exception without a text";
+      } catch (...) {
+        failure = "an exception of an unknown kind";
+      }
+      lock.lock();
+      self->value = value;
+      self->failure = std::move(failure);
+      self->done = true;
+      self->changed.notify_all();
+    }
+  }
+};
+
+class TimedRule {
+ public:
+  explicit TimedRule(const RewardOptions& options) : options_(options), function_(make_reward_function(options)) {}
+  ~TimedRule() {
+    if (runner_ == nullptr) return;
+    {
+      std::scoped_lock lock(runner_->mutex);
+      runner_->stop = true;
+      runner_->changed.notify_all();
+    }
+    thread_.join();
+  }
+
+  const RewardOptions& options() const { return options_; }
+
+  RewardValue score(const Trajectory& trajectory, const nlohmann::json& metadata) {
+    RewardValue result{options_.name, std::nullopt, ""};
+    if (num_lost_ >= kMostLostThreads) {
+      result.failure = concat("given up: ", num_lost_, " calls went over the limit of ", options_.timeout_s, " s");
+      return result;
+    }
+    if (runner_ == nullptr) {
+      runner_ = std::make_shared<Runner>(function_);
+      thread_ = std::thread(&Runner::loop, runner_);
+    }
+    std::unique_lock lock(runner_->mutex);
+    runner_->task.emplace(trajectory, metadata);
+    runner_->done = false;
+    runner_->changed.notify_all();
+    if (!runner_->changed.wait_for(lock, std::chrono::duration<double>(options_.timeout_s),
+                                   [&] { return runner_->done; })) {
+      result.failure = concat("time limit of ", options_.timeout_s, " s");
+      runner_->stop = true;  // should it ever come back, it ends
+      lock.unlock();
+      thread_.detach();
+      runner_.reset();
+      ++num_lost_;
+      return result;
+    }
+    runner_->task.reset();
+    if (runner_->failure.empty()) {
+      result.value = runner_->value;
+    } else {
+      result.failure = runner_->failure;
+    }
+    return result;
+  }
+
+ private:
+  RewardOptions options_;
+  std::shared_ptr<const RewardFunction> function_;
+  std::shared_ptr<Runner> runner_;
+  std::thread thread_;
+  int num_lost_ = 0;
+};
+
+}  // namespace
+
+struct RewardSet::Implementation {
+  std::vector<std::unique_ptr<TimedRule>> rules;
+  std::atomic<int64_t> num_failures{0};
+};
+
+RewardSet::RewardSet(std::vector<RewardOptions> options) : implementation_(std::make_unique<Implementation>()) {
+  for (const auto& rule : options) implementation_->rules.push_back(std::make_unique<TimedRule>(rule));
+}
+RewardSet::~RewardSet() = default;
+
+void RewardSet::score(Trajectory& trajectory) {
+  trajectory.rewards.clear();
+  trajectory.total_reward.reset();
+  const auto metadata = trajectory.metadata_json.empty()
+                            ? nlohmann::json::object()
+                            : nlohmann::json::parse(trajectory.metadata_json, nullptr, false);
+  double total = 0;
+  bool any = false;
+  for (auto& rule : implementation_->rules) {
+    RewardValue value = metadata.is_object() ? rule->score(trajectory, metadata)
+                                             : RewardValue{rule->options().name, std::nullopt,
+                                                           "the sample's metadata is not a JSON object"};
+    if (value.value) {
+      total += rule->options().weight * *value.value;
+      any = true;
+    } else {
+      ++implementation_->num_failures;
+    }
+    trajectory.rewards.push_back(std::move(value));
+  }
+  if (any && std::isfinite(total)) trajectory.total_reward = total;
+}
+
+int64_t RewardSet::num_failures() const { return implementation_->num_failures; }
+
+}  // namespace troupe
