@@ -5,6 +5,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "models/formats/dequantise.h"
+#include "models/formats/gguf_header.h"
+#include "models/formats/gguf_tokenizer.h"
 #include "models/formats/load_buffer.h"
 
 namespace troupe {

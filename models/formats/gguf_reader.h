@@ -2,18 +2,11 @@
 #pragma once
 
 #include "models/formats/checkpoint_reader.h"
-#include "models/formats/gguf_header.h"
 
 namespace troupe {
 
 /// Architectures llama, qwen2, qwen3. Throws Error naming the file and what in it is not supported.
 std::unique_ptr<CheckpointReader> open_gguf(const std::filesystem::path& path);
-
-/// tokenizer.json from the metadata `tokenizer.ggml.*`; "" where there is none. Throws Error on kinds and pre-tokenizer
-/// names that are not known (it lists the known ones).
-std::string gguf_tokenizer_json(const GgufHeader& header);
-/// bos_token, eos_token, ..., chat_template and add_bos_token, as a tokenizer_config.json has them.
-nlohmann::json gguf_tokenizer_config(const GgufHeader& header);
 
 /// Row order of q and k in a llama GGUF: each head stores row i of its first half, then row i of its second half, so
 /// that neighbours rotate together; Hugging Face keeps the halves apart. Gives the stored row of every Hugging Face

@@ -1,6 +1,9 @@
-// The tokenizer inside a GGUF file, written as the tokenizer.json that the same model has on a hub.
+#include "models/formats/gguf_tokenizer.h"
+
+#include <optional>
+#include <vector>
+
 #include "base/error.h"
-#include "models/formats/gguf_reader.h"
 
 namespace troupe {
 namespace {

@@ -167,3 +167,20 @@ TEST_CASE("what is not a model says so") {
   write_file_synced(folder / "config.json", toy_config(true).dump());
   CHECK(contains(error_of([&] { open_checkpoint(folder.path()); }), "neither model.safetensors nor"));
 }
+
+// Run by tests/soak/transformers_roundtrip.py, which compares the logits of what is written with those of the source.
+TEST_CASE("write folders for transformers" * doctest::skip()) {
+  const char* target = std::getenv("TROUPE_ROUNDTRIP_FOLDER");
+  REQUIRE(target != nullptr);
+  std::vector<std::filesystem::path> sources;
+  for (const char* name : {"llama", "llama-hub", "llama-tied-bias", "llama-tied-bias-hub", "qwen2", "qwen2-hub",
+                           "qwen3", "qwen3-hub", "llama-reward", "llama-lora"}) {
+    sources.push_back(fixture_models() / name);
+  }
+  if (!smollm2_gguf().empty()) sources.push_back(smollm2_gguf());
+  for (const auto& source : sources) {
+    const auto reader = open_checkpoint(source);
+    const auto weights = load_weights(*reader, at::kFloat);
+    write_hf_folder(std::filesystem::path(target) / source.stem(), reader->config(), weights, at::kFloat, reader.get());
+  }
+}

@@ -1,3 +1,4 @@
+#include "models/formats/gguf_header.h"
 #include "models/formats/gguf_reader.h"
 
 #include <nlohmann/json.hpp>
