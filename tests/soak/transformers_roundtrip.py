@@ -18,6 +18,7 @@ import tempfile
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers.utils import logging
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FIXTURES = pathlib.Path(os.environ.get("TROUPE_FIXTURES", ROOT / "tests/fixtures")) / "models"
@@ -79,6 +80,7 @@ def smollm2_difference(folder):
 
 
 def main():
+    logging.disable_progress_bar()
     build = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build"
     passed = failed = 0
     with tempfile.TemporaryDirectory() as target:
