@@ -1,7 +1,8 @@
-// Chunked log-probs; see the header. Both forms share Head, which knows one chunk's logits and their gradient.
+// Chunked log-probs; see the header. Both forms share HeadChunk, which knows one chunk's logits and their gradient.
 #include "training/log_probs.h"
 
 #include "base/error.h"
+#include "training/head_chunk.h"
 
 namespace troupe {
 namespace {
@@ -27,62 +28,32 @@ TargetRows select_rows(const Tensor& targets_T, int64_t num_tokens, int64_t voca
   return {rows, selected};
 }
 
-struct ChunkValues {
-  Tensor log_prob, entropy, log_sum_exp;
-};
-
-/// The head over one set of rows. Holds the wide weight where the narrow one cannot give logits in fp32.
-class Head {
- public:
-  Head(const Tensor& weight_VD, const LogProbOptions& options, int64_t vocab_size)
-      : weight_(weight_VD.detach().narrow(0, 0, vocab_size)),
-        wide_weight_(weight_.to(wide_type(weight_VD))),
-        inverse_temperature_(1 / options.temperature) {}
-
-  /// Logits / temperature of the rows, wide.
-  Tensor scores(const Tensor& hidden_ND) const {
-    return at::mm(hidden_ND.to(wide_weight_.scalar_type()), wide_weight_.t()).mul_(inverse_temperature_);
-  }
-
-  static ChunkValues values(const Tensor& scores, const Tensor& targets) {
-    const Tensor log_sum_exp = scores.logsumexp(1);
-    const Tensor expected = (scores - log_sum_exp.unsqueeze(1)).exp_().mul_(scores).sum(1);
-    return {scores.gather(1, targets.unsqueeze(1)).squeeze(1) - log_sum_exp, log_sum_exp - expected, log_sum_exp};
-  }
-
-  /// Turns scores into the gradient of the logits, in the weight's dtype.
-  Tensor d_logits(const Tensor& scores, const ChunkValues& values, const Tensor& targets, const Tensor& d_log_prob,
-                  const Tensor& d_entropy) const {
-    const Tensor log_p = scores - values.log_sum_exp.unsqueeze(1), p = log_p.exp();
-    Tensor gradient = p * (-d_log_prob).unsqueeze(1);
-    if (d_entropy.defined()) gradient -= p * (log_p + values.entropy.unsqueeze(1)) * d_entropy.unsqueeze(1);
-    gradient.scatter_add_(1, targets.unsqueeze(1), d_log_prob.unsqueeze(1));
-    return gradient.mul_(inverse_temperature_).to(weight_.scalar_type());
-  }
-
-  Tensor d_hidden(const Tensor& d_logits) const { return at::mm(d_logits, weight_); }
-  const Tensor& weight() const { return weight_; }
-
- private:
-  Tensor weight_, wide_weight_;
-  double inverse_temperature_;
-};
-
-/// Sum over chunks of d_logits^T hidden, wide.
+/// Sum over chunks of d_logits^T hidden: in the weight's own dtype while there is one chunk, wide from the second on.
 class WeightGradient {
  public:
-  explicit WeightGradient(const Tensor& weight_VD) : shape_(weight_VD.sizes().vec()), type_(weight_VD.scalar_type()) {
-    sum_ = at::zeros(shape_, weight_VD.options().dtype(wide_type(weight_VD)));
+  WeightGradient(const Tensor& weight_VD, int64_t vocab_size) : like_(weight_VD), vocab_size_(vocab_size) {}
+  void add(const Tensor& d_logits_VN, const Tensor& hidden_ND) {
+    const Tensor part = at::mm(d_logits_VN, hidden_ND);
+    if (sum_.defined()) {
+      if (sum_.scalar_type() != wide_type(like_)) sum_ = sum_.to(wide_type(like_));
+      sum_.add_(part);
+    } else {
+      sum_ = part;
+    }
   }
-  void add(const Tensor& d_logits, const Tensor& hidden_ND) {
-    sum_.narrow(0, 0, d_logits.size(1)).add_(at::mm(d_logits.t(), hidden_ND));
+  /// [V, D] in the weight's dtype; rows outside of the vocabulary in use are zero.
+  Tensor take() const {
+    if (!sum_.defined()) return at::zeros_like(like_);
+    const Tensor narrow = sum_.to(like_.scalar_type());
+    if (vocab_size_ == like_.size(0)) return narrow;
+    const Tensor whole = at::zeros_like(like_);
+    whole.narrow(0, 0, vocab_size_).copy_(narrow);
+    return whole;
   }
-  Tensor take() const { return sum_.to(type_); }
 
  private:
-  std::vector<int64_t> shape_;
-  at::ScalarType type_;
-  Tensor sum_;
+  Tensor like_, sum_;
+  int64_t vocab_size_;
 };
 
 Tensor scatter_rows(const Tensor& values_N, const Tensor& rows_N, int64_t num_tokens) {
@@ -101,26 +72,23 @@ struct LogProbFunction : torch::autograd::Function<LogProbFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& hidden, const Tensor& weight,
                                const Tensor& targets, const LogProbOptions& options, int64_t vocab_size) {
     const auto [rows, selected] = select_rows(targets, hidden.size(0), vocab_size);
-    const Head head(weight, options, vocab_size);
     const Tensor chosen = hidden.index_select(0, rows);
-    const auto wide = hidden.options().dtype(wide_type(weight));
-    Tensor log_prob = at::empty({rows.size(0)}, wide), entropy = at::empty_like(log_prob),
-           sums = at::empty_like(log_prob);
+    const Tensor log_prob = at::empty({rows.size(0)}, hidden.options().dtype(wide_type(weight)));
+    const Tensor entropy = at::empty_like(log_prob);
+    const auto head = make_head_chunk(weight.narrow(0, 0, vocab_size), options.temperature,
+                                      std::min(options.num_chunk_rows, rows.size(0)));
     for_chunks(rows.size(0), options.num_chunk_rows, [&](int64_t begin, int64_t count) {
-      const Tensor scores = head.scores(chosen.narrow(0, begin, count));
-      const auto values = Head::values(scores, selected.narrow(0, begin, count));
-      log_prob.narrow(0, begin, count).copy_(values.log_prob);
-      entropy.narrow(0, begin, count).copy_(values.entropy);
-      sums.narrow(0, begin, count).copy_(values.log_sum_exp);
+      const auto part = [&](const Tensor& x) { return x.narrow(0, begin, count); };
+      head->forward(part(chosen), part(selected), part(log_prob), part(entropy));
     });
-    context->save_for_backward({chosen, weight, rows, selected, entropy, sums});
+    context->save_for_backward({chosen, weight, rows, selected});
     context->saved_data["temperature"] = options.temperature;
     context->saved_data["num_chunk_rows"] = options.num_chunk_rows;
     context->saved_data["entropy_gradient"] = options.entropy_gradient;
     context->saved_data["vocab_size"] = vocab_size;
     context->saved_data["num_tokens"] = hidden.size(0);
-    Tensor log_prob_T = scatter_rows(log_prob, rows, hidden.size(0));
-    Tensor entropy_T = scatter_rows(entropy, rows, hidden.size(0));
+    const Tensor log_prob_T = scatter_rows(log_prob, rows, hidden.size(0));
+    const Tensor entropy_T = scatter_rows(entropy, rows, hidden.size(0));
     if (!options.entropy_gradient) context->mark_non_differentiable({entropy_T});
     return {log_prob_T, entropy_T};
   }
@@ -128,21 +96,22 @@ struct LogProbFunction : torch::autograd::Function<LogProbFunction> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const Tensor &chosen = saved[0], &weight = saved[1], &rows = saved[2], &selected = saved[3];
-    LogProbOptions options;
-    options.temperature = context->saved_data["temperature"].toDouble();
+    const int64_t vocab_size = context->saved_data["vocab_size"].toInt();
     const int64_t num_chunk_rows = context->saved_data["num_chunk_rows"].toInt();
-    const Head head(weight, options, context->saved_data["vocab_size"].toInt());
+    const Tensor used = weight.detach().narrow(0, 0, vocab_size);
     const Tensor d_log_prob = gradients[0].index_select(0, rows);
     Tensor d_entropy;
     if (context->saved_data["entropy_gradient"].toBool()) d_entropy = gradients[1].index_select(0, rows);
     const Tensor d_chosen = at::empty_like(chosen);
-    WeightGradient d_weight(weight);
+    const auto head =
+        make_head_chunk(used, context->saved_data["temperature"].toDouble(), std::min(num_chunk_rows, rows.size(0)));
+    WeightGradient d_weight(weight.detach(), vocab_size);
     for_chunks(rows.size(0), num_chunk_rows, [&](int64_t begin, int64_t count) {
       const auto part = [&](const Tensor& x) { return x.defined() ? x.narrow(0, begin, count) : x; };
-      const Tensor scores = head.scores(part(chosen));
-      const ChunkValues values = {Tensor(), part(saved[4]), part(saved[5])};
-      const Tensor d_logits = head.d_logits(scores, values, part(selected), part(d_log_prob), part(d_entropy));
-      part(d_chosen).copy_(head.d_hidden(d_logits));
+      const Tensor log_prob = at::empty({count}, d_log_prob.options()), entropy = at::empty_like(log_prob);
+      head->forward(part(chosen), part(selected), log_prob, entropy);
+      const Tensor d_logits = head->backward(part(d_log_prob), part(d_entropy));
+      part(d_chosen).copy_(at::mm(d_logits.t(), used));
       d_weight.add(d_logits, part(chosen));
     });
     return {scatter_rows(d_chosen, rows, context->saved_data["num_tokens"].toInt()), d_weight.take(), Tensor(),
@@ -166,6 +135,23 @@ struct KnownGradientFunction : torch::autograd::Function<KnownGradientFunction> 
   }
 };
 
+/// Adds the chunk's loss to `loss` and gives its gradients of log-prob and entropy (undefined where not wanted).
+std::pair<Tensor, Tensor> differentiate(const ChunkLoss& chunk_loss, const Tensor& log_prob, const Tensor& entropy,
+                                        const Tensor& rows, bool entropy_gradient, const Tensor& loss) {
+  const at::AutoGradMode with_grad(true);
+  variable_list leaves = {log_prob.detach().clone().requires_grad_()};
+  leaves.push_back(entropy.detach().clone().requires_grad_(entropy_gradient));
+  const Tensor value = chunk_loss(leaves[0], leaves[1], rows);
+  loss.add_(value.detach());
+  if (!entropy_gradient) leaves.pop_back();
+  variable_list gradients(leaves.size());
+  if (value.requires_grad()) gradients = torch::autograd::grad({value}, leaves, {}, std::nullopt, false, true);
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (!gradients[i].defined()) gradients[i] = at::zeros_like(leaves[i]);
+  }
+  return {gradients[0], entropy_gradient ? gradients[1] : Tensor()};
+}
+
 int64_t check_options(const Tensor& hidden_TD, const Tensor& weight_VD, const LogProbOptions& options) {
   require(options.temperature > 0, "log-probs need a temperature above 0, not ", options.temperature);
   require(options.num_chunk_rows > 0, "log-probs need a positive chunk");
@@ -188,44 +174,22 @@ LogProbLoss log_prob_loss(const Tensor& hidden_TD, const Tensor& weight_VD, cons
                           const LogProbOptions& options, const ChunkLoss& chunk_loss) {
   const int64_t vocab_size = check_options(hidden_TD, weight_VD, options), num_tokens = hidden_TD.size(0);
   const auto [rows, selected] = select_rows(targets_T, num_tokens, vocab_size);
-  Tensor loss, log_prob, entropy, d_chosen, d_weight_wide;
-  const Head head(weight_VD, options, vocab_size);
-  WeightGradient d_weight(weight_VD);
-  {
-    const at::NoGradGuard no_grad;
-    const auto wide = hidden_TD.options().dtype(wide_type(weight_VD));
-    const Tensor chosen = hidden_TD.detach().index_select(0, rows);
-    loss = at::zeros({}, wide);
-    log_prob = at::empty({rows.size(0)}, wide);
-    entropy = at::empty_like(log_prob);
-    d_chosen = at::empty_like(chosen);
-    for_chunks(rows.size(0), options.num_chunk_rows, [&](int64_t begin, int64_t count) {
-      const auto part = [&](const Tensor& x) { return x.narrow(0, begin, count); };
-      const Tensor scores = head.scores(part(chosen));
-      const auto values = Head::values(scores, part(selected));
-      part(log_prob).copy_(values.log_prob);
-      part(entropy).copy_(values.entropy);
-      const Tensor log_prob_leaf = values.log_prob.detach().requires_grad_();
-      const Tensor entropy_leaf = values.entropy.detach().requires_grad_(options.entropy_gradient);
-      Tensor chunk;
-      variable_list gradients(2);
-      {
-        const at::AutoGradMode with_grad(true);
-        chunk = chunk_loss(log_prob_leaf, entropy_leaf, part(rows));
-        if (chunk.requires_grad()) {
-          variable_list leaves = {log_prob_leaf};
-          if (options.entropy_gradient) leaves.push_back(entropy_leaf);
-          gradients = torch::autograd::grad({chunk}, leaves, {}, std::nullopt, false, true);
-          gradients.resize(2);
-        }
-      }
-      loss += chunk.detach();
-      const Tensor d_log_prob = gradients[0].defined() ? gradients[0] : at::zeros_like(values.log_prob);
-      const Tensor d_logits = head.d_logits(scores, values, part(selected), d_log_prob, gradients[1]);
-      part(d_chosen).copy_(head.d_hidden(d_logits));
-      d_weight.add(d_logits, part(chosen));
-    });
-  }
+  const at::ScalarType type = wide_type(weight_VD);
+  const Tensor used = weight_VD.detach().narrow(0, 0, vocab_size), chosen = hidden_TD.detach().index_select(0, rows);
+  const Tensor log_prob = at::empty({rows.size(0)}, hidden_TD.options().dtype(type)),
+               entropy = at::empty_like(log_prob);
+  const Tensor loss = at::zeros({}, log_prob.options()), d_chosen = at::empty_like(chosen);
+  const auto head = make_head_chunk(used, options.temperature, std::min(options.num_chunk_rows, rows.size(0)));
+  WeightGradient d_weight(weight_VD.detach(), vocab_size);
+  for_chunks(rows.size(0), options.num_chunk_rows, [&](int64_t begin, int64_t count) {
+    const auto part = [&](const Tensor& x) { return x.narrow(0, begin, count); };
+    head->forward(part(chosen), part(selected), part(log_prob), part(entropy));
+    const auto [d_log_prob, d_entropy] =
+        differentiate(chunk_loss, part(log_prob), part(entropy), part(rows), options.entropy_gradient, loss);
+    const Tensor d_logits = head->backward(d_log_prob, d_entropy);
+    part(d_chosen).copy_(at::mm(d_logits.t(), used));
+    d_weight.add(d_logits, part(chosen));
+  });
   const Tensor d_hidden = scatter_rows(d_chosen, rows, num_tokens);
   LogProbLoss result;
   result.values = {scatter_rows(log_prob, rows, num_tokens), scatter_rows(entropy, rows, num_tokens)};

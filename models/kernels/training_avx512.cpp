@@ -4,8 +4,10 @@
 
 namespace troupe::kernels {
 
-const TrainingKernels kTrainingAvx512 = {"avx512", element_kernels<float, Attention<float, Fp32Tile<16>>>(),
+const TrainingKernels kTrainingAvx512 = {"avx512",
+                                         element_kernels<float, Attention<float, Fp32Tile<16>>>(),
                                          element_kernels<Bf16, Attention<Bf16, Fp32Tile<16>>>(),
-                                         Loops<float>::score_gradient_into<Bf16>};
+                                         Loops<float>::score_gradient_into<Bf16>,
+                                         {}};
 
 }  // namespace troupe::kernels

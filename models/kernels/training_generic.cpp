@@ -4,8 +4,10 @@
 
 namespace troupe::kernels {
 
-const TrainingKernels kTrainingGeneric = {"generic", element_kernels<float, Attention<float, Fp32Tile<4>>>(),
+const TrainingKernels kTrainingGeneric = {"generic",
+                                          element_kernels<float, Attention<float, Fp32Tile<4>>>(),
                                           element_kernels<Bf16, Attention<Bf16, Fp32Tile<4>>>(),
-                                          Loops<float>::score_gradient_into<Bf16>};
+                                          Loops<float>::score_gradient_into<Bf16>,
+                                          {}};
 
 }  // namespace troupe::kernels

@@ -68,12 +68,28 @@ struct ElementKernels {
                              int64_t num_segments, int64_t kv_head);
 };
 
+inline constexpr int64_t kPanelWidth = 64;
+
+/// The output head of a bf16 model in panels of 64 tokens (models/kernels/head_panels.h). The hidden size must be even.
+struct HeadKernels {
+  void (*pack)(const void* hidden, int64_t count, int64_t size, void* out) = nullptr;
+  void (*multiply)(const void* weight, int64_t begin, int64_t end, int64_t size, const void* packed, int64_t num_panels,
+                   int64_t panel_stride, float* panels) = nullptr;
+  void (*values)(const float* panel, int64_t size, float inverse_temperature, const int64_t* targets, int64_t count,
+                 ScoreValues* out) = nullptr;
+  void (*gradient)(const float* panel, int64_t begin, int64_t end, float inverse_temperature, const int64_t* targets,
+                   int64_t count, const ScoreValues* values, const float* d_log_prob, const float* d_entropy, void* out,
+                   int64_t out_stride) = nullptr;
+};
+
 struct TrainingKernels {
   const char* name = "";
   ElementKernels float32, bfloat16;
   /// fp32 logits -> bf16 gradient (the head of a bf16 model keeps its logits in fp32).
   void (*score_gradient_to_bfloat16)(const void* logits, int64_t size, float inverse_temperature, int64_t target,
                                      const ScoreValues& values, float d_log_prob, float d_entropy, void* out);
+  /// Null members where the instruction set has no bf16 products.
+  HeadKernels head;
 };
 
 extern const TrainingKernels kTrainingGeneric, kTrainingAvx2, kTrainingAvx512, kTrainingAvx512Bf16;
