@@ -300,9 +300,8 @@ TEST_CASE("what a step lacks is named") {
   with_one_rank(config, options, learner_weights(config), [&](Learner& learner) {
     auto batch = learner_batch();
     batch[1].reference_log_probs.clear();
-    CHECK_THROWS_WITH_AS(
-        learner.train_policy(batch),
-        "sample 1: no reference log-probs, which algorithm.kl_coefficient asks for", Error);
+    CHECK_THROWS_WITH_AS(learner.train_policy(batch),
+                         "sample 1: no reference log-probs, which algorithm.kl_coefficient asks for", Error);
     batch = learner_batch();
     batch[2].tokens.resize(65);
     CHECK_THROWS_AS(learner.train_policy(batch), Error);

@@ -40,7 +40,9 @@ inline TensorMap learner_weights(const ModelConfig& config, uint64_t seed = 1, d
 /// `num_groups` groups of `num_samples` with ragged completions, a tool token here and there, and made-up log-probs.
 inline std::vector<Trajectory> learner_batch(int num_groups = 3, int num_samples = 4) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
-  const auto draw = [&](int64_t below) { return static_cast<int32_t>(at::randint(below, {1}, generator, at::kLong).item<int64_t>()); };
+  const auto draw = [&](int64_t below) {
+    return static_cast<int32_t>(at::randint(below, {1}, generator, at::kLong).item<int64_t>());
+  };
   std::vector<Trajectory> batch;
   for (int g = 0; g < num_groups; ++g) {
     std::vector<int32_t> prompt;
@@ -85,7 +87,8 @@ inline std::unique_ptr<Learner> make_learner(const ModelConfig& config, Collecti
   return learner;
 }
 
-/// Runs `body(rank's learner)` on every rank as a thread; a rank that throws aborts the others, and its error is thrown here.
+/// Runs `body(rank's learner)` on every rank as a thread; a rank that throws aborts the others, and its error is thrown
+/// here.
 inline void with_ranks(int num_ranks, const ModelConfig& config, const LearnerOptions& options,
                        const TensorMap& weights, const std::function<void(Learner& learner, int rank)>& body) {
   auto collectives = make_thread_collectives(num_ranks, std::chrono::seconds(30));
