@@ -1,12 +1,14 @@
 // Replays tokenizer/ and chat_template/ of the fixtures (tests/fixtures/README.md), or of the folder that
 // TROUPE_FIXTURES names.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
 
+#include "base/error.h"
 #include "base/file.h"
-#include <nlohmann/json.hpp>
+#include "models/text/chat_template.h"
 #include "models/text/tokenizer.h"
 #include "tests/doctest.h"
 
@@ -51,6 +53,29 @@ std::string check_tokenizer_case(const Tokenizer& tokenizer, const nlohmann::jso
   return streamed == tokenizer.decode(ids, false) ? "" : "streamed otherwise: " + streamed;
 }
 
+std::string check_template_case(const std::map<std::string, ChatTemplate>& templates, const OrderedJson& document,
+                                const OrderedJson& item) {
+  OrderedJson variables = {{"messages", document.at("conversations").at(item.at("conversation").get<std::string>())},
+                           {"tools", nullptr},
+                           {"documents", nullptr},
+                           {"add_generation_prompt", item.at("add_generation_prompt")},
+                           {"bos_token", "<s>"},
+                           {"eos_token", "</s>"},
+                           {"unk_token", "<unk>"},
+                           {"pad_token", "<pad>"}};
+  if (item.contains("tools")) variables["tools"] = item.at("tools");
+  std::string text;
+  try {
+    text = templates.at(item.at("template").get<std::string>()).render(variables);
+  } catch (const Error& error) {
+    return item.contains("error") ? "" : error.what();
+  }
+  if (item.contains("error")) return "no error";
+  return text == item.at("text").get<std::string>()
+             ? ""
+             : "got " + OrderedJson(text).dump() + " instead of " + item.at("text").dump();
+}
+
 }  // namespace
 
 TEST_SUITE("fixtures") {
@@ -63,6 +88,23 @@ TEST_SUITE("fixtures") {
       const auto document = nlohmann::json::parse(read_file(file));
       for (const auto& item : document.at("cases")) {
         report(file, count, stem, check_tokenizer_case(*tokenizer, item));
+        ++count;
+      }
+    }
+    CHECK(count > 0);
+  }
+
+  TEST_CASE("fixture chat template") {
+    size_t count = 0;
+    for (const auto& file : files_with_suffix(fixtures_folder() / "chat_template", ".json")) {
+      const auto document = OrderedJson::parse(read_file(file));
+      std::map<std::string, ChatTemplate> templates;
+      for (const auto& [name, source] : document.at("templates").items()) {
+        templates.emplace(name, ChatTemplate(source.get<std::string>()));
+      }
+      for (const auto& item : document.at("cases")) {
+        report(file, count, item.at("template").get<std::string>() + "/" + item.at("conversation").get<std::string>(),
+               check_template_case(templates, document, item));
         ++count;
       }
     }
