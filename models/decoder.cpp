@@ -100,6 +100,7 @@ Tensor Decoder::layer(int64_t index, const Tensor& x_TD,
 }
 
 const Tensor& Decoder::head_weight() const {
+  if (config_.num_labels > 0) return parameter("score.weight");
   return parameter(config_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
 }
 

@@ -45,7 +45,7 @@ class Decoder {
   Tensor forward(const Tensor& tokens_T, const PackedLayout& layout, UnitRunner& runner) const;
   Tensor forward(const Tensor& tokens_T, const PackedLayout& layout) const;
 
-  /// Weight [V, D] of the output head (the embedding where tied).
+  /// Weight [V, D] of the output head (the embedding where tied; of sequence classification its label weights).
   const Tensor& head_weight() const;
   /// hidden_TD -> fp32 logits [T, V] (float64 for float64 parameters). For tests and verify; training uses
   /// training/log_probs.h, which never holds a whole batch's logits.

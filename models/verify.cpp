@@ -13,13 +13,13 @@ namespace troupe {
 namespace {
 
 struct Tolerances {
-  double logits_abs = 0, loss_abs = 0, grad_norm_rel = 0, grad_abs = 0;
+  double logits_abs = 0, loss_abs = 0, grad_norm_rel = 0, grad_abs = 0, scores_abs = 0;
 };
 
 Tolerances read_tolerances(const std::filesystem::path& path) {
   const auto json = nlohmann::json::parse(read_file(path)).at("tolerance");
   return {json.value("logits_abs", 0.0), json.value("loss_abs", 0.0), json.value("grad_norm_rel", 0.0),
-          json.value("grad_abs", 0.0)};
+          json.value("grad_abs", 0.0), json.value("scores_abs", 0.0)};
 }
 
 double max_abs(const Tensor& difference) { return difference.numel() == 0 ? 0 : difference.abs().max().item<double>(); }
@@ -101,7 +101,7 @@ void compare(const std::filesystem::path& folder, VerifyResult& result) {
     const Tensor last = expected.tensor("lengths").to(at::kLong) - 1;
     const Tensor scores = logits.index({at::arange(num_rows), last}).squeeze(1);
     comparison.check(result.logits_max_abs, "scores",
-                     max_abs(scores.detach().to(at::kDouble) - comparison.get("scores")), tolerances.logits_abs);
+                     max_abs(scores.detach().to(at::kDouble) - comparison.get("scores")), tolerances.scores_abs);
   }
   if (!comparison.has("loss")) return;
   const Tensor loss = at::cross_entropy_loss(logits.narrow(1, 0, length - 1).flatten(0, 1),
