@@ -3,6 +3,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "models/text/assistant_mask.h"
 #include "models/text/chat_template.h"
 #include "models/text/tokenizer.h"
 #include "models/text/unicode.h"
@@ -145,4 +146,30 @@ TEST_CASE("generation blocks give the places that they wrote") {
   CHECK(rendered.text == "[a]xyz;");
   CHECK(rendered.generated == std::vector<Span>{{3, 6}});
   CHECK(chat.has_generation_blocks());
+}
+
+TEST_CASE("B038 B039 assistant turns and their closing tokens") {
+  const ChatTemplate chat(
+      "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+      "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
+  auto document = bytes_only();
+  document["added_tokens"] = json::array({added_token(256, "<|im_start|>"), added_token(257, "<|im_end|>")});
+  const auto tokenizer = parse_tokenizer(document.dump());
+  OrderedJson messages = OrderedJson::array();
+  for (const char* answer : {"ab", "abc", "abcd"}) {
+    messages.push_back({{"role", "user"}, {"content", "Q"}});
+    messages.push_back({{"role", "assistant"}, {"content", answer}});
+  }
+  const auto masked = [&](AssistantTurns turns) {
+    const auto tokens = tokenize_assistant_turns(
+        *tokenizer, render_assistant_turns(chat, {{"messages", messages}, {"add_generation_prompt", false}}, turns));
+    std::vector<int32_t> out;
+    for (size_t i = 0; i < tokens.ids.size(); ++i) {
+      if (tokens.mask[i]) out.push_back(tokens.ids[i]);
+    }
+    return out;
+  };
+  CHECK(masked(AssistantTurns::kAll) ==
+        std::vector<int32_t>{'a', 'b', 257, 'a', 'b', 'c', 257, 'a', 'b', 'c', 'd', 257});
+  CHECK(masked(AssistantTurns::kLast) == std::vector<int32_t>{'a', 'b', 'c', 'd', 257});
 }
