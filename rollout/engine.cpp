@@ -19,6 +19,7 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 int64_t count_blocks(const ModelConfig& config, const EngineOptions& options, at::ScalarType dtype) {
+  if (options.kv_cache_blocks > 0) return options.kv_cache_blocks;
   if (options.kv_cache_mib > 0) {
     const int64_t block_bytes = cache_block_bytes(config, dtype, options.kv_block_tokens);
     const int64_t num_blocks = (options.kv_cache_mib << 20) / block_bytes;

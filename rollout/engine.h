@@ -30,7 +30,8 @@ enum class OnWeights { kKeep, kRecompute, kFinish };
 
 struct EngineOptions {
   int32_t max_sequences = 32;
-  int64_t kv_cache_mib = 0;  // 0: enough for max_sequences * max_context_length
+  int64_t kv_cache_mib = 0;     // 0: enough for max_sequences * max_context_length
+  int64_t kv_cache_blocks = 0;  // where above 0: the budget in blocks, instead of kv_cache_mib
   int32_t kv_block_tokens = 16;
   int32_t prefill_chunk_tokens = 512;
   int64_t max_context_length = 2048;
