@@ -11,6 +11,8 @@
 #include "models/formats/checkpoint_reader.h"
 #include "models/torch.h"
 
+#include <torch/version.h>
+
 namespace troupe::apps {
 namespace {
 

@@ -54,7 +54,7 @@ std::vector<int32_t> encode_prompt(const TextModel& model, const GenerateOptions
   return model.need_tokenizer().encode(prompt.get<std::string>(), true);
 }
 
-Engine make_engine(const TextModel& model, const GenerateOptions& options) {
+std::unique_ptr<Engine> make_engine(const TextModel& model, const GenerateOptions& options) {
   EngineOptions engine_options;
   engine_options.max_sequences = options.max_sequences;
   engine_options.max_context_length = options.max_context_length;
@@ -62,18 +62,18 @@ Engine make_engine(const TextModel& model, const GenerateOptions& options) {
   engine_options.num_threads = options.threads > 0 ? options.threads : num_usable_cores();
   at::set_num_threads(engine_options.num_threads);
   const auto dtype = resolve_dtype(options.dtype);
-  Engine engine(model.config(), engine_options, model.tokenizer.get());
-  engine.set_weights(
+  auto engine = std::make_unique<Engine>(model.config(), engine_options, model.tokenizer.get());
+  engine->set_weights(
       pack_model(model.config(), {0, load_weights(*model.reader, dtype)}, dtype, engine_options.num_threads));
   return engine;
 }
 
 int generate_one(const TextModel& model, const GenerateOptions& options) {
-  auto engine = make_engine(model, options);
+  const auto engine = make_engine(model, options);
   IncrementalDecoder decoder(model.need_tokenizer(), true);
-  engine.set_token_callback([&](uint64_t, int32_t token) { std::cout << decoder.push(token) << std::flush; });
-  engine.add({make_sample_id(0, 0), 0, encode_prompt(model, options, options.prompt), options.sampling, ""});
-  while (!engine.idle()) engine.step();
+  engine->set_token_callback([&](uint64_t, int32_t token) { std::cout << decoder.push(token) << std::flush; });
+  engine->add({make_sample_id(0, 0), 0, encode_prompt(model, options, options.prompt), options.sampling, ""});
+  while (!engine->idle()) engine->step();
   std::cout << decoder.finish() << std::endl;
   return 0;
 }
@@ -99,7 +99,7 @@ std::vector<OrderedJson> read_prompts(const std::string& path) {
 
 int generate_file(const TextModel& model, const GenerateOptions& options) {
   const auto records = read_prompts(options.input);
-  auto engine = make_engine(model, options);
+  const auto engine = make_engine(model, options);
   std::vector<nlohmann::json> results(records.size());
   Console console("auto", static_cast<int64_t>(records.size()), 1);
   const auto partial = options.output + ".partial";
@@ -108,18 +108,18 @@ int generate_file(const TextModel& model, const GenerateOptions& options) {
   size_t next = 0, written = 0, done = 0;
   while (written < records.size()) {
     // Only as many prompts wait in the engine as it can take: a large file is not held twice.
-    while (next < records.size() && engine.num_free_slots() > 0) {
+    while (next < records.size() && engine->num_free_slots() > 0) {
       const auto& record = records[next];
       const auto& prompt = record.contains("messages") ? record["messages"] : record["prompt"];
       try {
-        engine.add({make_sample_id(next, 0), 0, encode_prompt(model, options, prompt), options.sampling, ""});
+        engine->add({make_sample_id(next, 0), 0, encode_prompt(model, options, prompt), options.sampling, ""});
       } catch (const Error& error) {
         results[next] = {{"error", error.what()}};
         ++done;
       }
       ++next;
     }
-    for (auto& trajectory : engine.step()) {
+    for (auto& trajectory : engine->step()) {
       results[trajectory.group] = {{"completion", trajectory.completion_text},
                                    {"finish_reason", to_string(trajectory.finish_reason)},
                                    {"num_tokens", trajectory.num_sampled_tokens()}};
@@ -137,7 +137,7 @@ int generate_file(const TextModel& model, const GenerateOptions& options) {
   out.close();
   require(!out.fail(), "cannot write ", partial, " (is the disk full?)");
   std::filesystem::rename(partial, options.output);
-  log::info(records.size(), " completions in ", options.output, "; ", engine.metrics().prefill_tokens_saved,
+  log::info(records.size(), " completions in ", options.output, "; ", engine->metrics().prefill_tokens_saved,
             " prompt tokens came from the cache");
   return 0;
 }

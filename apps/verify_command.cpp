@@ -45,7 +45,7 @@ std::optional<bool> greedy_equal(const std::string& folder) {
 int verify(const std::vector<std::string>& folders) {
   bool all_good = true;
   for (const auto& folder : folders) {
-    auto result = verify_folder(folder);
+    auto result = verify_model_folder(folder);
     std::optional<bool> equal;
     if (result.error.empty()) {
       try {
@@ -55,7 +55,7 @@ int verify(const std::vector<std::string>& folders) {
       }
     }
     const bool good = result.ok && result.error.empty() && equal.value_or(true);
-    auto number = [](double value) { return std::isnan(value) ? nlohmann::json() : nlohmann::json(value); };
+    auto number = [](double value) { return std::isnan(value) ? nlohmann::ordered_json() : nlohmann::ordered_json(value); };
     nlohmann::ordered_json line{
         {"dir", folder},
         {"logits_max_abs", number(result.logits_max_abs)},

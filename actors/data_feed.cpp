@@ -1,0 +1,76 @@
+#include "actors/data_feed.h"
+
+#include "actors/spawn.h"
+#include "actors/train_batch.h"
+
+namespace troupe {
+namespace {
+
+class DataState {
+ public:
+  using Pointer = data_actor::stateful_pointer<DataState>;
+  static constexpr const char* name = "data";
+
+  explicit DataState(Pointer) {}
+
+  data_actor::behavior_type start(DataSetup setup) {
+    setup_ = std::move(setup);
+    step_ = setup_.first_step;
+    return {
+        [this](atom::trained, const StepReport& report) {
+          step_ = report.step;
+          setup_.recorder->step(step_, nlohmann::json::parse(report.metrics_json), nlohmann::json(), nlohmann::json::array());
+          const bool last = step_ >= setup_.num_steps;
+          const bool save = (setup_.save_interval > 0 && step_ % setup_.save_interval == 0) || ((last || interrupted_) && setup_.save_at_end);
+          const bool validate = setup_.validate && !interrupted_ && (last || (setup_.validation_interval > 0 && step_ % setup_.validation_interval == 0));
+          return decide(save, validate);
+        },
+        [this](atom::decide) {
+          const bool first = !started_;
+          started_ = true;
+          return decide(false, first && setup_.validate && step_ == 0);
+        },
+        [this](atom::validate, const std::string& metrics) {
+          setup_.recorder->evaluation(step_, nlohmann::json::parse(metrics));
+          return decide(false, false);
+        },
+        [this](atom::interrupt) { interrupted_ = true; },
+        [this](atom::status) { return concat("data: ", step_, " steps given"); },
+        [this](atom::batch, int64_t step) { return batch(step); },
+    };
+  }
+
+ private:
+  StepDecision decide(bool save, bool validate) {
+    StepDecision decision;
+    decision.interrupted = interrupted_;
+    decision.stop = interrupted_ || step_ >= setup_.num_steps;
+    decision.train = !decision.stop;
+    decision.validate = validate;
+    decision.save = save;
+    if (save) {
+      setup_.recorder->sync();
+      decision.state_json = nlohmann::json{{"format", 1}, {"step", step_}, {"cursor", setup_.source->cursor()}, {"time_s", setup_.recorder->time_s()}}.dump();
+    }
+    return decision;
+  }
+
+  LocalBatch batch(int64_t step) {
+    auto made = std::make_shared<TrainBatch>();
+    made->step = step;
+    made->rows_by_rank.resize(static_cast<size_t>(setup_.num_ranks));
+    auto rows = setup_.source->next(setup_.num_rows_per_step);
+    for (size_t i = 0; i < rows.size(); ++i) made->rows_by_rank[i % made->rows_by_rank.size()].push_back(std::move(rows[i]));
+    return {std::move(made)};
+  }
+
+  DataSetup setup_;
+  int64_t step_ = 0;
+  bool started_ = false, interrupted_ = false;
+};
+
+}  // namespace
+
+data_actor spawn_data(caf::actor_system& system, DataSetup setup) { return spawn_state<data_actor, DataState>(system, std::move(setup)); }
+
+}  // namespace troupe

@@ -1,0 +1,325 @@
+#include "actors/director.h"
+
+#include "actors/spawn.h"
+#include "base/trajectory.h"
+
+namespace troupe {
+namespace {
+
+class DirectorState {
+ public:
+  using Pointer = director_actor::stateful_pointer<DirectorState>;
+  static constexpr const char* name = "director";
+
+  explicit DirectorState(Pointer self) : self_(self) {}
+
+  director_actor::behavior_type start(buffer_actor buffer, evaluator_actor evaluator, supervisor_actor supervisor, DirectorSetup setup) {
+    buffer_ = std::move(buffer);
+    evaluator_ = std::move(evaluator);
+    supervisor_ = std::move(supervisor);
+    setup_ = std::move(setup);
+    state_ = setup_.state;
+    first_step_ = state_.step;
+    slots_.emplace(setup_.admission, state_.step);
+    work_.emplace(setup_.work);
+    caf::anon_send(buffer_, atom::arrive_v, caf::actor_cast<caf::strong_actor_ptr>(self_));
+    restore();
+    self_->set_down_handler([this](const caf::down_msg& down) { worker_down(down); });
+    self_->delayed_send(self_, look_interval(), atom::overdue_v);
+    return {
+        [this](atom::trained, const StepReport& report) { return trained(report); },
+        [this](atom::decide) { return decide(); },
+        [this](atom::validate, const std::string&) { return decide(); },
+        [this](atom::interrupt) {
+          interrupted_ = true;
+          caf::anon_send(buffer_, atom::interrupt_v);
+        },
+        [this](atom::status) { return concat(work_->describe(), "; ", slots_->num_live(), " of ", slots_->capacity(), " slots taken, step ", state_.step); },
+        [this](atom::arrive, int32_t worker, int32_t credit, int64_t version, const caf::strong_actor_ptr& handle) {
+          arrive(worker, credit, version, handle);
+        },
+        [this](atom::applied, int32_t worker, int64_t version) {
+          touch(worker);
+          work_->acknowledge(worker, version);
+          pump();
+        },
+        [this](atom::generated, const SampleReport& report) {
+          touch(report.worker);
+          work_->generated(report.worker, report.sample_id, report.attempt);
+          pump();
+        },
+        [this](atom::failed, const SampleReport& report) { failed(report); },
+        [this](atom::finished, uint64_t sample_id) { work_->finished(sample_id); },
+        [this](atom::dropped, const GroupDrop& drop) { dropped(drop); },
+        [this](atom::batch, int64_t step, const std::string& summary) { summaries_[step] = nlohmann::json::parse(summary); },
+        [this](atom::progress, const WorkerStatus& status) {
+          touch(status.worker);
+          setup_.recorder->status(status);
+        },
+        [this](atom::overdue) { look_for_overdue(); },
+    };
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Worker {
+    rollout_actor handle;
+    Clock::time_point heard;
+  };
+  using Promise = caf::typed_response_promise<StepDecision>;
+
+  // -- work ----------------------------------------------------------------------------------------------------------
+
+  void restore() {
+    for (const auto& admission : state_.live) {
+      slots_->restore(admission);
+      const auto& finished = setup_.finished[admission.group];
+      begin_group(admission, finished, !setup_.finished.contains(admission.group) || finished.empty());
+    }
+    slots_->set_next_index(std::max(slots_->next_index(), state_.next_index));
+    setup_.finished.clear();
+  }
+
+  /// Fills free slots (only as many as the rest of the run needs) and sends out whatever can be sent.
+  void pump() {
+    if (held_ || interrupted_) return;
+    while (slots_->num_free() > 0 && slots_->num_live() < (setup_.num_steps - state_.step) * setup_.admission.num_groups_per_step)
+      begin_group(slots_->admit(state_.next_prompt++), {}, true);
+    for (auto& issue : work_->issue()) {
+      const auto& prompt = prompts_.at(issue.group);
+      const auto& handle = workers_.at(issue.worker).handle;
+      if (work_->num_at(issue.worker) == static_cast<int64_t>(issue.sample_ids.size())) touch(issue.worker);
+      caf::anon_send(handle, atom::work_v,
+                     WorkOrder{issue.group, issue.min_version, prompt.tokens, prompt.metadata_json, std::move(issue.sample_ids),
+                               std::move(issue.attempts)});
+    }
+  }
+
+  /// `in_buffer`: the buffer has not heard of the group yet.
+  void begin_group(const Admission& admission, const std::vector<uint64_t>& finished, bool announce) {
+    const auto group = admission.group;
+    if (announce) caf::anon_send(buffer_, atom::admit_v, GroupTicket{group, admission.index, setup_.num_samples_per_group});
+    std::vector<uint64_t> missing;
+    for (uint32_t k = 0; k < static_cast<uint32_t>(setup_.num_samples_per_group); ++k) {
+      const auto id = make_sample_id(group, k);
+      if (std::find(finished.begin(), finished.end(), id) == finished.end()) missing.push_back(id);
+    }
+    try {
+      prompts_[group] = setup_.encode(group);
+      work_->add_group(group, admission.index, admission.version, missing);
+    } catch (const Error& error) {
+      log::warning("director: prompt ", group, " cannot be used: ", error.what());
+      for (const auto id : missing) caf::anon_send(buffer_, atom::give_up_v, uint64_t{id}, std::string(error.what()));
+    }
+  }
+
+  void forget_group(uint64_t group) {
+    work_->remove_group(group);
+    prompts_.erase(group);
+  }
+
+  void failed(const SampleReport& report) {
+    touch(report.worker);
+    work_->generated(report.worker, report.sample_id, report.attempt);
+    work_->failed(report.sample_id, report.attempt, report.failure);
+    give_up();
+    pump();
+  }
+
+  void give_up() {
+    for (const auto& given : work_->take_given_up()) {
+      log::warning("director: sample ", given.sample_id, " is given up: ", given.reason);
+      ++num_given_up_;
+      caf::anon_send(buffer_, atom::give_up_v, uint64_t{given.sample_id}, given.reason);
+    }
+  }
+
+  void dropped(const GroupDrop& drop) {
+    slots_->drop(drop.group, drop.reason);
+    forget_group(drop.group);
+    setup_.recorder->dropped(drop);
+    pump();
+  }
+
+  // -- workers -------------------------------------------------------------------------------------------------------
+
+  void arrive(int32_t worker, int32_t credit, int64_t version, const caf::strong_actor_ptr& handle) {
+    if (workers_.contains(worker)) lose(worker, "was replaced");
+    workers_[worker] = {caf::actor_cast<rollout_actor>(handle), Clock::now()};
+    self_->monitor(workers_[worker].handle);
+    work_->join(worker, credit, version);
+    // Published between the worker's look at the board and now.
+    if (setup_.board->version() > version) caf::anon_send<caf::message_priority::high>(workers_[worker].handle, atom::weights_v, setup_.board->version());
+    pump();
+  }
+
+  void worker_down(const caf::down_msg& down) {
+    for (const auto& [worker, entry] : workers_) {
+      if (entry.handle.address() == down.source) {
+        lose(worker, describe_error(down.reason, self_->system()));
+        break;
+      }
+    }
+    pump();
+  }
+
+  void lose(int worker, const std::string& why) {
+    const auto num_lost = work_->leave(worker);
+    workers_.erase(worker);
+    if (num_lost > 0) log::warning("director: rollout ", worker, " is gone (", why, "): ", num_lost, " samples are issued again");
+    give_up();
+  }
+
+  void touch(int worker) {
+    const auto found = workers_.find(worker);
+    if (found != workers_.end()) found->second.heard = Clock::now();
+  }
+
+  std::chrono::milliseconds look_interval() const { return std::max(setup_.limit / 4, std::chrono::milliseconds(20)); }
+
+  void look_for_overdue() {
+    const auto now = Clock::now();
+    for (const auto& [worker, entry] : workers_) {
+      if (work_->num_at(worker) > 0 && now - entry.heard > setup_.limit)
+        caf::anon_send(supervisor_, atom::overdue_v, int32_t{worker},
+                       concat("holds ", work_->num_at(worker), " samples and was not heard of for ", setup_.limit.count() / 1000, " s"));
+    }
+    self_->delayed_send(self_, look_interval(), atom::overdue_v);
+  }
+
+  // -- the run -------------------------------------------------------------------------------------------------------
+
+  void announce_weights() {
+    for (const auto& [worker, entry] : workers_)
+      caf::anon_send<caf::message_priority::high>(entry.handle, atom::weights_v, int64_t{setup_.board->version()});
+  }
+
+  caf::result<StepDecision> decide() {
+    auto promise = self_->template make_response_promise<StepDecision>();
+    const bool first = !started_;
+    started_ = true;
+    announce_weights();  // the first version was published after the workers had looked for it
+    if (first && !interrupted_ && setup_.evaluate && state_.step < setup_.num_steps && state_.step == 0) {
+      held_ = true;  // the whole machine for the evaluation, then the first prompts
+      evaluate([this, promise](bool) mutable {
+        held_ = false;
+        pump();
+        answer(promise, false, false);
+      });
+    } else {
+      pump();
+      // Nothing new since the checkpoint that was resumed: nothing to save.
+      answer(promise, false, interrupted_ && state_.step > first_step_);
+    }
+    return promise;
+  }
+
+  caf::result<StepDecision> trained(const StepReport& report) {
+    auto promise = self_->template make_response_promise<StepDecision>();
+    slots_->train(report.groups, report.version);
+    for (const auto group : report.groups) forget_group(group);
+    state_.step = report.step;
+    announce_weights();
+    record(report);
+    pump();
+    const bool last = state_.step >= setup_.num_steps;
+    const bool due = setup_.evaluate && !interrupted_ &&
+                     (last || (setup_.evaluation_interval > 0 && state_.step % setup_.evaluation_interval == 0));
+    const bool save = (setup_.save_interval > 0 && state_.step % setup_.save_interval == 0) || ((last || interrupted_) && setup_.save_at_end);
+    if (due) evaluate([this, promise, save](bool best) mutable { answer(promise, best, save); });
+    else answer(promise, false, save);
+    return promise;
+  }
+
+  void record(const StepReport& report) {
+    auto metrics = nlohmann::json::parse(report.metrics_json);
+    auto summary = std::move(summaries_[report.step]);
+    summaries_.erase(report.step);
+    if (summary.is_object()) metrics.update(summary["metrics"]);
+    metrics["rollout_buffer/available_active_slots"] = slots_->num_free();
+    metrics["rollout_buffer/active_slots_in_use"] = slots_->num_live();
+    metrics["rollout/num_reissued"] = work_->num_reissued();
+    metrics["rollout/num_failures"] = work_->num_failures();
+    metrics["rollout/num_given_up"] = num_given_up_;
+    metrics["rollout/oldest_version"] = work_->oldest_acknowledged();
+    metrics["messages/num_stray_errors"] = num_stray_errors();
+    for (const auto& [reason, count] : slots_->dropped()) metrics["rollout_buffer/dropped/" + reason] = count;
+    metrics["timing/weight_sync/most_snapshots"] = setup_.board->most_alive();
+    setup_.recorder->step(report.step, std::move(metrics), summary.is_object() ? summary["journal"] : nlohmann::json(),
+                          summary.is_object() ? summary["samples"] : nlohmann::json::array());
+  }
+
+  void evaluate(std::function<void(bool best)> next) {
+    self_->request(evaluator_, setup_.limit, atom::evaluate_v, int64_t{state_.step})
+        .then(
+            [this, next](const std::string& json) {
+              auto metrics = nlohmann::json::parse(json);
+              const double score = metrics.value("evaluation/score", 0.0);
+              const bool best = setup_.keep_best && state_.step > 0 && (!state_.has_best_score || score > state_.best_score);
+              if (!state_.has_best_score || score > state_.best_score) {
+                state_.best_score = score;
+                state_.has_best_score = true;
+              }
+              setup_.recorder->evaluation(state_.step, std::move(metrics));
+              next(best);
+            },
+            [this, next](const caf::error& error) {
+              log::error("director: the evaluation at step ", state_.step, " failed: ", describe_error(error, self_->system()));
+              next(false);
+            });
+  }
+
+  /// Answers the trainer; a save first asks the buffer for its half of the state.
+  void answer(Promise promise, bool best, bool save) {
+    StepDecision decision;
+    decision.export_best = best;
+    decision.interrupted = interrupted_;
+    decision.stop = interrupted_ || state_.step >= setup_.num_steps;
+    decision.train = !decision.stop;
+    if (!save || (setup_.save_interval == 0 && !setup_.save_at_end)) {
+      promise.deliver(decision);
+      return;
+    }
+    self_->request(buffer_, setup_.limit, atom::snapshot_v)
+        .then(
+            [this, promise, decision](const Packed& groups) mutable {
+              setup_.recorder->sync();
+              state_.live = slots_->in_order();
+              state_.next_index = slots_->next_index();
+              state_.time_s = setup_.recorder->time_s();
+              decision.save = true;
+              decision.state_json = to_json(state_).dump();
+              decision.groups = groups;
+              promise.deliver(decision);
+            },
+            [this, promise](const caf::error& error) mutable {
+              promise.deliver(caf::make_error(ec::failed, concat("director: no snapshot of the buffer for the checkpoint of step ", state_.step,
+                                                                ": ", describe_error(error, self_->system()))));
+            });
+  }
+
+  Pointer self_;
+  buffer_actor buffer_;
+  evaluator_actor evaluator_;
+  supervisor_actor supervisor_;
+  DirectorSetup setup_;
+  RunState state_;
+  int64_t first_step_ = 0;
+  std::optional<AdmissionLedger> slots_;
+  std::optional<WorkLedger> work_;
+  std::map<uint64_t, EncodedPrompt> prompts_;
+  std::map<int, Worker> workers_;
+  std::map<int64_t, nlohmann::json> summaries_;
+  bool started_ = false, held_ = false, interrupted_ = false;
+  int64_t num_given_up_ = 0;
+};
+
+}  // namespace
+
+director_actor spawn_director(caf::actor_system& system, buffer_actor buffer, evaluator_actor evaluator, supervisor_actor supervisor,
+                              DirectorSetup setup) {
+  return spawn_state<director_actor, DirectorState>(system, std::move(buffer), std::move(evaluator), std::move(supervisor),
+                                                    std::move(setup));
+}
+
+}  // namespace troupe

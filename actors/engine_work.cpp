@@ -1,0 +1,92 @@
+#include "actors/engine_work.h"
+
+#include "base/error.h"
+#include "rollout/generate.h"
+
+namespace troupe {
+namespace {
+
+class EngineWork : public RolloutWork {
+ public:
+  EngineWork(std::shared_ptr<const ModelSource> model, EngineOptions options, SamplingOptions sampling)
+      : model_(std::move(model)), sampling_(std::move(sampling)), engine_(model_->config(), options, model_->tokenizer()) {
+    at::set_num_threads(options.num_threads);
+  }
+  void set_weights(WeightBoard::Pointer weights) override { engine_.set_weights(std::move(weights)); }
+  int64_t version() const override { return engine_.version(); }
+  void add(const WorkOrder& order, size_t index) override {
+    engine_.add({order.sample_ids[index], order.attempts[index], order.prompt_tokens, sampling_, order.metadata_json});
+  }
+  std::vector<Trajectory> step() override {
+    const c10::InferenceMode inference;
+    return engine_.step();
+  }
+  bool idle() const override { return engine_.idle(); }
+  EngineMetrics metrics() const override { return engine_.metrics(); }
+
+ private:
+  std::shared_ptr<const ModelSource> model_;
+  SamplingOptions sampling_;
+  Engine engine_;
+};
+
+}  // namespace
+
+std::unique_ptr<RolloutWork> make_engine_work(std::shared_ptr<const ModelSource> model, EngineOptions options, SamplingOptions sampling) {
+  return std::make_unique<EngineWork>(std::move(model), std::move(options), std::move(sampling));
+}
+
+nlohmann::json evaluate_weights(const ModelSource& model, WeightBoard& board, const EvaluationOptions& evaluation, EngineOptions engine_options,
+                                SamplingOptions sampling, const std::vector<RewardOptions>& rewards, double timeout_s) {
+  const auto begin = std::chrono::steady_clock::now();
+  const c10::InferenceMode inference;
+  at::set_num_threads(engine_options.num_threads);
+  const auto prompts = make_prompt_source(evaluation.data);
+  const auto num_prompts = std::min<int64_t>(evaluation.num_prompts, static_cast<int64_t>(prompts->size()));
+  const auto k = std::max<int64_t>(evaluation.num_samples, 1);
+  if (k == 1) sampling.temperature = 0;
+  std::vector<GenerationRequest> requests;
+  for (int64_t p = 0; p < num_prompts; ++p) {
+    const auto prompt = prompts->at(static_cast<uint64_t>(p));
+    const auto tokens = model.encode(prompt);
+    for (int64_t s = 0; s < k; ++s)
+      requests.push_back({make_sample_id(static_cast<uint64_t>(p), static_cast<uint32_t>(s)), 0, tokens, sampling, prompt.metadata_json});
+  }
+  engine_options.seed ^= 0x6576616c;  // "eval": not the numbers of training
+  Engine engine(model.config(), engine_options, model.tokenizer());
+  const auto weights = board.latest();
+  engine.set_weights(weights);
+  GenerateLimits limits;
+  limits.timeout_s = timeout_s;
+  auto answers = generate_all(engine, std::move(requests), limits);
+  RewardSet rules(rewards);
+  double sum = 0, num_tokens = 0;
+  int64_t num_scored = 0, num_truncated = 0;
+  std::map<uint64_t, double> best;
+  for (auto& answer : answers) {
+    rules.score(answer);
+    num_truncated += answer.finish_reason == FinishReason::kLength;
+    num_tokens += static_cast<double>(answer.num_sampled_tokens());
+    if (!answer.total_reward) continue;
+    sum += *answer.total_reward;
+    ++num_scored;
+    const auto at = best.try_emplace(answer.group, *answer.total_reward).first;
+    at->second = std::max(at->second, *answer.total_reward);
+  }
+  require(num_scored > 0, "evaluation: no sample of ", answers.size(), " got a score");
+  const auto solved = std::count_if(best.begin(), best.end(), [](const auto& entry) { return entry.second >= 1; });
+  nlohmann::json metrics{{"evaluation/score", sum / static_cast<double>(num_scored)},
+                         {"evaluation/num_prompts", num_prompts},
+                         {"evaluation/num_failures", static_cast<int64_t>(answers.size()) - num_scored},
+                         {"evaluation/truncation_rate", static_cast<double>(num_truncated) / static_cast<double>(answers.size())},
+                         {"evaluation/response_length", num_tokens / static_cast<double>(answers.size())},
+                         {"evaluation/version", weights->version()}};
+  if (k > 1) {
+    metrics[concat("evaluation/avg@", k)] = metrics["evaluation/score"];
+    metrics[concat("evaluation/pass@", k)] = static_cast<double>(solved) / static_cast<double>(num_prompts);
+  }
+  metrics["evaluation/time(s)"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return metrics;
+}
+
+}  // namespace troupe

@@ -1,0 +1,103 @@
+// Groups of samples on their way to the trainer: in flight, complete, filtered, handed out in admission order.
+//
+//   admit ──> in flight ──put x n──> complete ──(place in the order)──> batch
+//                 └── give_up           ├── "failed": no sample left; "no_reward": nobody graded it     } slot is free at once
+//                                       └── "zero_variance": all rewards equal                          }
+//
+// zero_variance = "keep": such groups train as they are. "drop": they take their place in the batch but not part in it.
+// "refill": other groups replace them. Nothing waits for ever: after (1 + max_refill_rounds) * P judged groups the batch is
+// what there is, and a batch of nothing stops the run with the counts. Plain logic: knows no actor and no clock.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/trajectory.h"
+
+namespace troupe {
+
+enum class ZeroVariance { kKeep, kDrop, kRefill };
+/// Throws UsageError with the known names.
+ZeroVariance parse_zero_variance(const std::string& name);
+
+struct GroupBufferOptions {
+  int64_t num_groups_per_step = 1;  // P
+  int64_t window = 1;               // W: a batch may take any complete group among the W oldest places
+  ZeroVariance zero_variance = ZeroVariance::kDrop;
+  int64_t max_refill_rounds = 4;
+};
+
+struct BufferedGroup {
+  uint64_t group = 0;
+  int64_t index = 0;     // place in the order of admission
+  int64_t expected = 0;  // samples admitted
+  std::map<uint64_t, Trajectory> samples;  // by sample id
+  std::map<uint64_t, std::string> given_up;
+  bool complete() const { return static_cast<int64_t>(samples.size() + given_up.size()) == expected; }
+};
+
+struct DroppedGroup {
+  uint64_t group = 0;
+  std::string reason;
+  std::vector<std::pair<uint64_t, uint32_t>> samples;  // (id, attempt) of what was finished
+};
+
+/// What enters one train step. `zero_variance` groups of mode "drop" took their place but have nothing to say.
+struct GroupBatch {
+  std::vector<BufferedGroup> groups;   // in admission order
+  std::vector<DroppedGroup> left_out;  // mode "drop": places of this batch that do not train
+  int64_t num_samples() const;
+};
+
+/// What became of an answer.
+enum class PutResult { kAccepted, kDuplicate, kUnknown };
+
+class GroupBuffer {
+ public:
+  explicit GroupBuffer(GroupBufferOptions options) : options_(options) {}
+
+  /// A group gets its place. Throws Error where it is known already.
+  void admit(uint64_t group, int64_t index, int64_t expected);
+  /// The first answer of a sample counts; later ones are duplicates, those of groups that are gone unknown; both counted.
+  PutResult put(Trajectory trajectory);
+  /// The sample will never come.
+  void give_up(uint64_t sample_id, const std::string& reason);
+  /// Groups dropped since the last call; their slots are free.
+  std::vector<DroppedGroup> take_dropped();
+
+  /// The next batch where it is complete. Throws Error with the counts where nothing trainable is left to wait for.
+  std::optional<GroupBatch> take_batch();
+
+  /// Everything that is held, for a checkpoint (invariant 9), and back. Incomplete groups keep their finished samples.
+  std::vector<std::byte> save() const;
+  void load(std::span<const std::byte> bytes, const std::vector<uint64_t>& live_groups);
+  const std::map<uint64_t, BufferedGroup>& groups() const { return groups_; }
+
+  int64_t num_waiting() const;   // complete groups
+  int64_t num_in_flight() const; // incomplete ones
+  int64_t num_duplicates() const { return num_duplicates_; }
+  int64_t num_unknown() const { return num_unknown_; }
+  int64_t num_finalized() const { return num_finalized_; }  // groups ever completed
+  /// For the text of a time-out: the oldest group and what it lacks.
+  std::string describe() const;
+
+ private:
+  void settle(uint64_t group);
+  void drop(uint64_t group, const std::string& reason);
+  int64_t judged_limit() const { return (1 + options_.max_refill_rounds) * options_.num_groups_per_step; }
+
+  GroupBufferOptions options_;
+  std::map<uint64_t, BufferedGroup> groups_;
+  std::map<int64_t, uint64_t> order_;
+  std::vector<DroppedGroup> dropped_;
+  std::map<std::string, int64_t> dropped_since_batch_;
+  int64_t num_dropped_since_batch_ = 0;
+  int64_t num_duplicates_ = 0, num_unknown_ = 0, num_finalized_ = 0;
+};
+
+/// True where the graded samples all have one reward: nothing to learn from. Groups of one sample are never constant.
+bool has_zero_variance(const BufferedGroup& group);
+
+}  // namespace troupe

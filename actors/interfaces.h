@@ -1,0 +1,131 @@
+// All typed interfaces, one contract line per message. Implementations are in the file named after the role.
+//
+//   director --work--> rollout --score--> reward --store--> buffer --batch--> trainer --train/publish--> shard
+//      ^  ^--generated/failed--'             answer of the buffer travels back to rollout      |
+//      '---------------------------trained -> decision ----------------------------------------'
+//
+// "tells" = free anon_send, no answer; "asks" = request with a time limit and an error handler, always.
+#pragma once
+
+#include <caf/fwd.hpp>
+#include <caf/replies_to.hpp>
+#include <caf/typed_actor.hpp>
+#include <caf/actor_control_block.hpp>
+
+#include "actors/messages.h"
+
+namespace troupe {
+
+/// Gives train batches. Played by the buffer (RL) or the data actor (pre-training).
+using batch_source_actor = caf::typed_actor<
+    // Answers with the batch of this train step once it is complete, or with ec::interrupted.
+    caf::replies_to<atom::batch, int64_t>::with<LocalBatch>>;
+
+/// Holds the run's state and decides. Played by the director (RL) or the data actor (pre-training).
+using run_control_actor = caf::typed_actor<
+    // A step is trained and published; what next? Writes the step's metrics first.
+    caf::replies_to<atom::trained, StepReport>::with<StepDecision>,
+    // The trainer stands at a step's edge (at its start, or after an interrupted wait); what next?
+    caf::replies_to<atom::decide>::with<StepDecision>,
+    // Validation metrics of pre-training as JSON; what next?
+    caf::replies_to<atom::validate, std::string>::with<StepDecision>,
+    // The user wants to stop: leads to a decision {save, stop, interrupted} at the next edge.
+    caf::reacts_to<atom::interrupt>,
+    // Text for a stall report: who waits for what.
+    caf::replies_to<atom::status>::with<std::string>>;
+
+/// Director: data cursor, slots, outstanding work, versions, journal and metrics.
+using director_actor = run_control_actor::extend<
+    // A rollout worker is ready: seat, room for samples, version it computes with, its handle.
+    caf::reacts_to<atom::arrive, int32_t, int32_t, int64_t, caf::strong_actor_ptr>,
+    // The worker computes with this version now.
+    caf::reacts_to<atom::applied, int32_t, int64_t>,
+    // The worker has made a sample (its room is free) and asks for its score.
+    caf::reacts_to<atom::generated, SampleReport>,
+    // An attempt came to nothing: retried or given up, counted.
+    caf::reacts_to<atom::failed, SampleReport>,
+    // The buffer accepted the sample's answer.
+    caf::reacts_to<atom::finished, uint64_t>,
+    // The buffer dropped a group: its slot is free.
+    caf::reacts_to<atom::dropped, GroupDrop>,
+    // The buffer handed out the batch of this step; its statistics as JSON.
+    caf::reacts_to<atom::batch, int64_t, std::string>,
+    // A worker's counters.
+    caf::reacts_to<atom::progress, WorkerStatus>,
+    // INTERNAL: looks for workers that hold work and make no progress.
+    caf::reacts_to<atom::overdue>>;
+
+/// Buffer: groups in flight and complete.
+using buffer_actor = batch_source_actor::extend<
+    // The director introduces itself.
+    caf::reacts_to<atom::arrive, caf::strong_actor_ptr>,
+    // A group gets its place; comes before any of its samples.
+    caf::reacts_to<atom::admit, GroupTicket>,
+    // A scored sample; answers what became of it (PutResult).
+    caf::replies_to<atom::store, Packed>::with<int32_t>,
+    // The sample will never come.
+    caf::reacts_to<atom::give_up, uint64_t, std::string>,
+    // Everything held, packed, for a checkpoint.
+    caf::replies_to<atom::snapshot>::with<Packed>,
+    // A waiting batch request is answered with ec::interrupted.
+    caf::reacts_to<atom::interrupt>,
+    // Text for a stall report.
+    caf::replies_to<atom::status>::with<std::string>>;
+
+/// Reward: scores samples and hands them to the buffer.
+using reward_actor = caf::typed_actor<
+    // Answers with the buffer's answer (PutResult) once the buffer has the sample.
+    caf::replies_to<atom::score, Packed>::with<int32_t>>;
+
+/// Rollout worker: owns a generation engine. One engine step a message, so that urgent messages get in between.
+using rollout_actor = caf::typed_actor<
+    // More samples.
+    caf::reacts_to<atom::work, WorkOrder>,
+    // The board holds this or a newer version: apply between two steps, then tell the director. Sent with high priority.
+    caf::reacts_to<atom::weights, int64_t>,
+    // The reward actor was replaced.
+    caf::reacts_to<atom::arrive, caf::strong_actor_ptr>,
+    // INTERNAL: one engine step.
+    caf::reacts_to<atom::next>,
+    // INTERNAL: asks again for the score of this sample.
+    caf::reacts_to<atom::score, uint64_t>>;
+
+/// One rank of a trainer: model part, collectives. Every rank gets every message in the same order.
+using shard_actor = caf::typed_actor<
+    // Builds and loads the model; rank 0 answers with a description (JSON).
+    caf::replies_to<atom::load>::with<std::string>,
+    // One train step; rank 0 answers with metrics (JSON).
+    caf::replies_to<atom::train, LocalBatch>::with<std::string>,
+    // Loss without update; rank 0 answers with metrics (JSON).
+    caf::replies_to<atom::validate, LocalBatch>::with<std::string>,
+    // Makes this version's weights known to readers; rank 0 answers with metrics (JSON).
+    caf::replies_to<atom::weights, int64_t>::with<std::string>,
+    // Writes the checkpoint of this step with the decision's state; rank 0 answers with its metrics (JSON).
+    caf::replies_to<atom::save, int64_t, StepDecision>::with<std::string>,
+    // Writes a Hugging Face folder of this name inside the run folder.
+    caf::replies_to<atom::write, std::string>::with<std::string>>;
+
+/// Trainer: owns shards; asks for batches until the run control says stop.
+using trainer_actor = caf::typed_actor<
+    // Load, then train.
+    caf::reacts_to<atom::next>>;
+
+/// Evaluator: greedy (or sampled) score of the newest published weights on held-out prompts.
+using evaluator_actor = caf::typed_actor<
+    // Answers with metrics (JSON) of the newest version at this step.
+    caf::replies_to<atom::evaluate, int64_t>::with<std::string>>;
+
+/// Supervisor: starts everybody, restarts rollout and reward, ends the run.
+using supervisor_actor = caf::typed_actor<
+    // Answers when the run is over: exit code and cause ("" where there is none).
+    caf::replies_to<atom::ended>::with<int32_t, std::string>,
+    // The trainer has done its last step and save; true: interrupted.
+    caf::reacts_to<atom::finished, bool>,
+    // The user wants to stop.
+    caf::reacts_to<atom::interrupt>,
+    // The director has lost patience with this worker.
+    caf::reacts_to<atom::overdue, int32_t, std::string>,
+    // INTERNAL: the pause before a restart is over; role and seat.
+    caf::reacts_to<atom::next, std::string, int32_t>>;
+
+}  // namespace troupe

@@ -1,0 +1,26 @@
+// One rank's work with the learner: what the shard actor drives in real runs, for RL and for pre-training.
+#pragma once
+
+#include "actors/model_source.h"
+#include "actors/train_batch.h"
+#include "actors/weight_board.h"
+
+namespace troupe {
+
+struct LearnerShardSetup {
+  std::shared_ptr<const ModelSource> model;
+  LearnerOptions options;
+  std::shared_ptr<std::vector<std::unique_ptr<Collectives>>> collectives;  // one a rank
+  std::shared_ptr<WeightBoard> board;  // null: nothing is published (pre-training)
+  at::ScalarType publish_dtype = at::kFloat;
+  std::filesystem::path folder;        // of the run
+  std::filesystem::path resume_from;   // checkpoint folder, or ""
+  std::string export_dtype = "float32";
+  int64_t keep_latest_k = 3;
+  int num_threads = 1;                 // of this rank
+  std::chrono::milliseconds limit{600'000};
+};
+
+std::unique_ptr<ShardWork> make_learner_shard(int rank, const LearnerShardSetup& setup);
+
+}  // namespace troupe

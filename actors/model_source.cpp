@@ -1,0 +1,117 @@
+#include "actors/model_source.h"
+
+#include <cmath>
+#include <numbers>
+#include <set>
+
+#include "base/cpu.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/philox.h"
+
+namespace troupe {
+namespace {
+
+/// Standard normal numbers by Box-Muller, one per element: a function of (seed, name, element).
+Tensor random_normal(uint64_t seed, const std::string& name, const std::vector<int64_t>& shape, double deviation) {
+  auto tensor = at::empty(shape, at::kFloat);
+  auto* out = tensor.data_ptr<float>();
+  const auto digest = xxh3_128(std::as_bytes(std::span(name)));
+  const auto id = std::stoull(digest.substr(0, 15), nullptr, 16);
+  for (int64_t i = 0; i < tensor.numel(); i += 2) {
+    const auto words = random_words(seed, id, static_cast<uint32_t>(i / 2), RandomStream::kInitialisation);
+    const double radius = std::sqrt(-2 * std::log((words[0] + 1.0) * 0x1.0p-32)) * deviation;
+    const double angle = 2 * std::numbers::pi * words[1] * 0x1.0p-32;
+    out[i] = static_cast<float>(radius * std::cos(angle));
+    if (i + 1 < tensor.numel()) out[i + 1] = static_cast<float>(radius * std::sin(angle));
+  }
+  return tensor;
+}
+
+}  // namespace
+
+ModelSource::ModelSource(ModelOptions options, uint64_t seed) : options_(std::move(options)), seed_(seed) {
+  if (options_.path.empty()) throw UsageError("model.path is empty: it takes a Hugging Face folder or a GGUF file");
+  const std::filesystem::path path = options_.path;
+  std::string tokenizer_json, chat_template;
+  const bool description_only = options_.random_init && std::filesystem::exists(path / "config.json");
+  if (description_only) {
+    config_ = parse_model_config(nlohmann::json::parse(read_file(path / "config.json")));
+    if (std::filesystem::exists(path / "tokenizer.json")) tokenizer_json = read_file(path / "tokenizer.json");
+    if (std::filesystem::exists(path / "tokenizer_config.json"))
+      tokenizer_config_ = nlohmann::json::parse(read_file(path / "tokenizer_config.json"));
+    if (std::filesystem::exists(path / "chat_template.jinja")) chat_template = read_file(path / "chat_template.jinja");
+  } else {
+    reader_ = open_checkpoint(path);
+    config_ = reader_->config();
+    tokenizer_json = reader_->tokenizer_json();
+    tokenizer_config_ = reader_->tokenizer_config();
+    chat_template = reader_->chat_template();
+  }
+  if (!options_.chat_template_path.empty()) chat_template = read_file(options_.chat_template_path);
+  if (!tokenizer_json.empty()) tokenizer_ = parse_tokenizer(tokenizer_json);
+  if (!chat_template.empty()) template_ = std::make_unique<ChatTemplate>(chat_template);
+  for (auto& spec : parameter_specs(config_)) specs_[spec.name] = spec;
+}
+
+void ModelSource::check_weights() const {
+  if (options_.random_init) return;
+  for (const auto& [name, spec] : specs_) {
+    const auto found = reader_->tensors().find(name);
+    require(found != reader_->tensors().end(), options_.path, ": tensor ", name, " is missing");
+    require(found->second.shape == spec.shape, options_.path, ": tensor ", name, " has another shape than config.json says");
+  }
+}
+
+Tensor ModelSource::read(const std::string& name) const {
+  if (!options_.random_init) return reader_->read(name, at::kFloat);
+  const auto& shape = specs_.at(name).shape;
+  if (name.ends_with("bias")) return at::zeros(shape, at::kFloat);
+  if (shape.size() == 1) return at::ones(shape, at::kFloat);
+  return random_normal(seed_, name, shape, config_.initializer_range);
+}
+
+std::vector<int32_t> ModelSource::encode(const Prompt& prompt) const {
+  require(tokenizer_ != nullptr, options_.path, ": no tokenizer (tokenizer.json beside the weights, or inside the GGUF file)");
+  std::vector<int32_t> tokens;
+  if (template_ == nullptr) {
+    std::string text;
+    for (const auto& [role, content] : prompt.messages) text += content;
+    tokens = tokenizer_->encode(text, true);
+  } else {
+    auto messages = OrderedJson::array();
+    for (const auto& [role, content] : prompt.messages) messages.push_back({{"role", role}, {"content", content}});
+    OrderedJson variables{{"messages", std::move(messages)}, {"tools", nullptr}, {"documents", nullptr}, {"add_generation_prompt", true}};
+    for (const char* name : {"bos_token", "eos_token", "unk_token", "pad_token"}) {
+      const auto found = tokenizer_config_.find(name);
+      if (found == tokenizer_config_.end() || found->is_null()) continue;
+      variables[name] = found->is_object() ? found->value("content", std::string()) : found->get<std::string>();
+    }
+    tokens = tokenizer_->encode(template_->render(variables), false);
+  }
+  require(!tokens.empty(), "prompt ", prompt.id, " has no tokens");
+  for (const auto token : tokens)
+    require(token >= 0 && token < config_.vocab_size, "prompt ", prompt.id, ": token ", token, " is outside of the model's vocabulary of ", config_.vocab_size);
+  return tokens;
+}
+
+std::vector<int64_t> ModelSource::stop_token_ids() const {
+  std::set<int64_t> ids(config_.eos_token_ids.begin(), config_.eos_token_ids.end());
+  if (tokenizer_ != nullptr) {
+    for (const char* name : {"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "</s>"}) {
+      const auto id = tokenizer_->token_id(name);
+      if (id >= 0 && tokenizer_->is_special(id)) ids.insert(id);
+    }
+  }
+  return {ids.begin(), ids.end()};
+}
+
+at::ScalarType compute_dtype(const std::string& name) {
+  if (name == "float32") return at::kFloat;
+  if (name == "bfloat16") return at::kBFloat16;
+  if (name == "auto" || name.empty()) return has_fast_bf16() ? at::kBFloat16 : at::kFloat;
+  throw UsageError("rollout.dtype = \"" + name + "\" is not one of \"auto\", \"bfloat16\", \"float32\"");
+}
+
+}  // namespace troupe

@@ -1,0 +1,44 @@
+// The model that a run starts from: description, weights (read, or seeded random numbers), tokenizer, chat template.
+#pragma once
+
+#include "actors/topology.h"
+#include "models/formats/checkpoint_reader.h"
+#include "models/text/chat_template.h"
+#include "models/text/tokenizer.h"
+
+namespace troupe {
+
+class ModelSource {
+ public:
+  /// Opens everything but the weights. With `random_init` a folder that holds only config.json and the tokenizer will do.
+  ModelSource(ModelOptions options, uint64_t seed);
+
+  const ModelConfig& config() const { return config_; }
+  /// Null where the model has none.
+  const Tokenizer* tokenizer() const { return tokenizer_.get(); }
+  const CheckpointReader* reader() const { return reader_.get(); }
+  /// One parameter in fp32. Random ones depend on seed, name and place only: ones for norms, zeros for biases, else normal
+  /// with the configuration's initializer_range. Thread-safe.
+  Tensor read(const std::string& name) const;
+  /// Throws Error naming missing, unexpected or misshaped tensors, before anything is built.
+  void check_weights() const;
+  /// Messages to token ids with the generation prompt; without a chat template the contents stand one after the other.
+  std::vector<int32_t> encode(const Prompt& prompt) const;
+  /// Every id that ends a turn: the configuration's and those that the tokenizer knows.
+  std::vector<int64_t> stop_token_ids() const;
+
+ private:
+  ModelOptions options_;
+  uint64_t seed_;
+  ModelConfig config_;
+  std::unique_ptr<CheckpointReader> reader_;  // null: random, description only
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::unique_ptr<ChatTemplate> template_;
+  nlohmann::json tokenizer_config_;
+  std::map<std::string, ParameterSpec> specs_;
+};
+
+/// "auto" -> bfloat16 where the processor is faster with it.
+at::ScalarType compute_dtype(const std::string& name);
+
+}  // namespace troupe

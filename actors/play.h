@@ -1,0 +1,18 @@
+// Plays a cast to its end in this process: actor system, signals, shutdown, exit code.
+#pragma once
+
+#include "actors/supervisor.h"
+
+namespace troupe {
+
+struct PlayOptions {
+  bool handle_signals = true;
+  std::chrono::milliseconds shutdown_grace{10'000};
+  int num_scheduler_threads = 2;  // of the cooperative actors
+};
+
+/// Returns 0, 1 (the cause is logged) or 130. A second signal, or actors that do not end within the grace, end the process at
+/// once: what was saved is saved.
+int play(CastList cast, const PlayOptions& options);
+
+}  // namespace troupe

@@ -1,0 +1,24 @@
+// The reward actor: scores a sample and hands it to the buffer, whose answer goes back to the asker.
+#pragma once
+
+#include <functional>
+
+#include "actors/interfaces.h"
+#include "actors/trace.h"
+#include "base/trajectory.h"
+
+namespace troupe {
+
+/// Fills rewards and total_reward; made on the actor's thread.
+using ScoreFunction = std::function<void(Trajectory&)>;
+using ScoreFactory = std::function<ScoreFunction()>;
+
+struct RewardSetup {
+  ScoreFactory make_score;
+  std::shared_ptr<Trace> trace;
+  bool detached = true;
+};
+
+reward_actor spawn_reward(caf::actor_system& system, buffer_actor buffer, RewardSetup setup);
+
+}  // namespace troupe

@@ -1,0 +1,164 @@
+#include "actors/rollout.h"
+
+#include "actors/spawn.h"
+
+namespace troupe {
+namespace {
+
+class RolloutState {
+ public:
+  using Pointer = rollout_actor::stateful_pointer<RolloutState>;
+  static constexpr const char* name = "rollout";
+
+  explicit RolloutState(Pointer self) : self_(self) {}
+
+  rollout_actor::behavior_type start(int worker, director_actor director, reward_actor reward, RolloutSetup setup) {
+    worker_ = worker;
+    role_ = concat("rollout ", worker);
+    director_ = std::move(director);
+    reward_ = std::move(reward);
+    setup_ = std::move(setup);
+    work_ = setup_.make_work(worker);
+    if (auto newest = setup_.board->latest()) {
+      work_->set_weights(std::move(newest));
+      work_->step();  // applies them
+    }
+    acknowledged_ = work_->version();
+    caf::anon_send(director_, atom::arrive_v, int32_t{worker}, int32_t{setup_.credit}, acknowledged_,
+                   caf::actor_cast<caf::strong_actor_ptr>(self_));
+    return {
+        [this](atom::work, const WorkOrder& order) { take(order); },
+        [this](atom::weights, int64_t version) { update(version); },
+        [this](atom::arrive, const caf::strong_actor_ptr& reward) { replace_reward(reward); },
+        [this](atom::next) { step(); },
+        [this](atom::score, uint64_t sample_id) { ask_score(sample_id); },
+    };
+  }
+
+ private:
+  struct Unscored {
+    uint32_t attempt = 0;
+    Packed packed;
+    int num_asked = 0;
+    bool asking = false;
+  };
+
+  void take(const WorkOrder& order) {
+    for (size_t i = 0; i < order.sample_ids.size(); ++i) {
+      try {
+        work_->add(order, i);
+      } catch (const Error& error) {  // this prompt cannot be served; the worker is sound
+        report(order.sample_ids[i], order.attempts[i], error.what());
+      }
+    }
+    schedule();
+  }
+
+  void update(int64_t version) {
+    if (version <= work_->version()) return;
+    work_->set_weights(setup_.board->latest());
+    schedule();
+  }
+
+  void schedule() {
+    if (scheduled_) return;
+    scheduled_ = true;
+    self_->send(self_, atom::next_v);
+  }
+
+  void step() {
+    scheduled_ = false;
+    std::vector<Trajectory> finished;
+    {
+      Trace::Span busy(*setup_.trace, role_, "engine step");
+      finished = work_->step();
+    }
+    if (work_->version() != acknowledged_) {
+      acknowledged_ = work_->version();
+      caf::anon_send(director_, atom::applied_v, int32_t{worker_}, acknowledged_);
+    }
+    const auto now = std::chrono::steady_clock::now();
+    if (!finished.empty() || now - reported_ > std::chrono::seconds(1)) {
+      reported_ = now;
+      tell_progress();
+    }
+    for (auto& trajectory : finished) deliver(trajectory);
+    if (!work_->idle()) schedule();
+  }
+
+  void deliver(Trajectory& trajectory) {
+    if (trajectory.finish_reason == FinishReason::kError) {
+      report(trajectory.sample_id, trajectory.attempt, "generation failed");
+      return;
+    }
+    caf::anon_send(director_, atom::generated_v, SampleReport{worker_, trajectory.sample_id, trajectory.attempt, {}});
+    const auto bytes = pack_trajectory(trajectory);
+    auto& unscored = unscored_[trajectory.sample_id];
+    unscored = {trajectory.attempt, {std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size())}, 0, false};
+    ask_score(trajectory.sample_id);
+  }
+
+  void ask_score(uint64_t id) {
+    const auto found = unscored_.find(id);
+    if (found == unscored_.end() || found->second.asking) return;
+    found->second.asking = true;
+    ++found->second.num_asked;
+    const auto attempt = found->second.attempt;
+    self_->request(reward_, setup_.score_limit, atom::score_v, found->second.packed)
+        .then([this, id](int32_t) { unscored_.erase(id); },
+              [this, id, attempt](const caf::error& error) { score_failed(id, attempt, describe_error(error, self_->system())); });
+  }
+
+  void score_failed(uint64_t id, uint32_t attempt, const std::string& why) {
+    const auto found = unscored_.find(id);
+    if (found == unscored_.end() || found->second.attempt != attempt) return;
+    found->second.asking = false;
+    log::warning(role_, ": reward, score of sample ", id, ", question ", found->second.num_asked, ": ", why);
+    if (found->second.num_asked >= setup_.max_score_attempts) {
+      report(id, attempt, concat("reward: ", why));
+      unscored_.erase(found);
+      return;
+    }
+    self_->delayed_send(self_, std::chrono::milliseconds(100) * (1 << found->second.num_asked), atom::score_v, id);
+  }
+
+  void replace_reward(const caf::strong_actor_ptr& reward) {
+    reward_ = caf::actor_cast<reward_actor>(reward);
+    for (auto& [id, unscored] : unscored_) {
+      unscored.asking = false;  // what the old one was asked is lost; should it answer all the same, the buffer counts once
+      caf::anon_send(rollout_actor{self_}, atom::score_v, uint64_t{id});
+    }
+  }
+
+  void report(uint64_t id, uint32_t attempt, const std::string& failure) {
+    caf::anon_send(director_, atom::failed_v, SampleReport{worker_, id, attempt, failure});
+  }
+
+  void tell_progress() {
+    const auto m = work_->metrics();
+    caf::anon_send(director_, atom::progress_v,
+                   WorkerStatus{worker_, work_->version(), m.decode_steps, m.decoded_tokens, m.prefill_tokens, m.prefill_tokens_saved,
+                                m.preemptions, m.recomputed_tokens, m.weight_updates, m.busy_s, m.prefill_s, m.decode_s});
+  }
+
+  Pointer self_;
+  int32_t worker_ = 0;
+  std::string role_;
+  director_actor director_;
+  reward_actor reward_;
+  RolloutSetup setup_;
+  std::unique_ptr<RolloutWork> work_;
+  int64_t acknowledged_ = -1;
+  bool scheduled_ = false;
+  std::chrono::steady_clock::time_point reported_{};
+  std::map<uint64_t, Unscored> unscored_;
+};
+
+}  // namespace
+
+rollout_actor spawn_rollout(caf::actor_system& system, int worker, director_actor director, reward_actor reward, RolloutSetup setup) {
+  const bool detached = setup.detached;
+  return spawn_worker<rollout_actor, RolloutState>(detached, system, worker, std::move(director), std::move(reward), std::move(setup));
+}
+
+}  // namespace troupe

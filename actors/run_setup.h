@@ -1,0 +1,23 @@
+// What run_rl and run_pretrain share: run folder, resume, restart patience, the shards' setup.
+#pragma once
+
+#include "actors/learner_shard.h"
+#include "actors/restart_policy.h"
+#include "actors/run_checkpoint.h"
+#include "actors/topology.h"
+#include "base/run_folder.h"
+
+namespace troupe {
+
+/// Where to resume by checkpoint.resume; throws Error where a folder that was named is not a whole checkpoint.
+std::optional<FoundCheckpoint> find_resume(const CheckpointOptions& checkpoint, const std::string& run_folder);
+/// Creates it, cuts the records after `last_step`, opens log.txt and writes config.toml.
+std::shared_ptr<RunFolder> open_run_folder(const RunOptions& run, int64_t last_step);
+RestartOptions restart_options(const LimitOptions& limits);
+std::chrono::milliseconds milliseconds_of_limit(const LimitOptions& limits);
+LearnerShardSetup shard_setup(const ModelOptions& model, const LearnerOptions& learner, const RunOptions& run, const CheckpointOptions& checkpoint,
+                              int num_ranks, int threads, std::chrono::milliseconds limit);
+/// Bytes of the trainer's parts.
+nlohmann::json describe_memory(const ModelConfig& config, int num_ranks);
+
+}  // namespace troupe

@@ -1,0 +1,175 @@
+#include "actors/supervisor.h"
+
+#include "actors/spawn.h"
+
+namespace troupe {
+namespace {
+
+class SupervisorState {
+ public:
+  using Pointer = supervisor_actor::stateful_pointer<SupervisorState>;
+  static constexpr const char* name = "supervisor";
+
+  explicit SupervisorState(Pointer self) : self_(self) {}
+
+  supervisor_actor::behavior_type start(CastList cast) {
+    cast_ = std::move(cast);
+    self_->set_down_handler([this](const caf::down_msg& down) { fell(down); });
+    start_all();
+    return {
+        [this](atom::ended) {
+          promise_ = self_->template make_response_promise<int32_t, std::string>();
+          auto answer = promise_;
+          if (ended_) tell();
+          return answer;
+        },
+        [this](atom::finished, bool interrupted) { end(interrupted ? 130 : 0, ""); },
+        [this](atom::interrupt) {
+          if (control_) caf::anon_send(control_, atom::interrupt_v);
+        },
+        [this](atom::overdue, int32_t worker, const std::string& why) { overdue(worker, why); },
+        [this](atom::next, const std::string& role, int32_t seat) { restart(role, seat); },
+    };
+  }
+
+ private:
+  struct Seat {
+    std::string role;
+    int32_t seat = 0;
+    bool operator<(const Seat& other) const { return std::tie(role, seat) < std::tie(other.role, other.seat); }
+    std::string text() const { return role == "rollout" ? concat(role, " ", seat) : role; }
+  };
+
+  template <class Handle>
+  Handle watch(const Handle& handle, const std::string& role, int32_t seat = 0) {
+    self_->monitor(handle);
+    seats_[handle.address()] = {role, seat};
+    everybody_[{role, seat}] = caf::actor_cast<caf::strong_actor_ptr>(handle);
+    return handle;
+  }
+
+  void start_all() {
+    auto& system = self_->system();
+    const supervisor_actor me{self_};
+    batch_source_actor source;
+    if (cast_.start_data) {
+      std::tie(source, control_) = cast_.start_data(system);
+      watch(control_, "data");
+    } else {
+      buffer_ = watch(cast_.start_buffer(system), "buffer");
+      evaluator_actor evaluator;
+      if (cast_.start_evaluator) evaluator = watch(cast_.start_evaluator(system), "evaluator");
+      director_ = watch(cast_.start_director(system, buffer_, evaluator, me), "director");
+      control_ = director_;
+      source = buffer_;
+      reward_ = watch(cast_.start_reward(system, buffer_), "reward");
+    }
+    const auto trainer = watch(cast_.start_trainer(system, source, control_, me), "trainer");
+    for (int32_t seat = 0; seat < cast_.num_rollouts; ++seat) start_rollout(seat);
+    caf::anon_send(trainer, atom::next_v);
+  }
+
+  void start_rollout(int32_t seat) {
+    rollouts_[seat] = watch(cast_.start_rollout(self_->system(), seat, director_, reward_), "rollout", seat);
+  }
+
+  void fell(const caf::down_msg& down) {
+    const auto found = seats_.find(down.source);
+    if (found == seats_.end() || ended_) return;
+    const auto seat = found->second;
+    seats_.erase(found);
+    everybody_.erase(seat);
+    const auto cause = describe_error(down.reason, self_->system());
+    if (seat.role == "rollout") rollouts_.erase(seat.seat);
+    if (seat.role == "rollout" || seat.role == "reward") replace(seat, cause);
+    else if (seat.role == "evaluator") cast_.observer->say("the evaluator fell and is not restarted: " + cause);
+    else end(1, concat(seat.text(), " fell: ", cause));
+  }
+
+  void replace(const Seat& seat, const std::string& cause) {
+    auto& policy = policies_.try_emplace(seat, cast_.restarts).first->second;
+    const auto pause = policy.next_pause(std::chrono::steady_clock::now());
+    if (pause) {
+      cast_.observer->say(concat(seat.text(), " fell: ", cause, "; restart ", policy.num_restarts(), " of ", cast_.restarts.num_restarts,
+                                 " in ", pause->count(), " ms"));
+      ++num_restarting_;
+      self_->delayed_send(self_, *pause, atom::next_v, seat.role, seat.seat);
+    } else if (seat.role == "rollout" && (!rollouts_.empty() || num_restarting_ > 0)) {
+      cast_.observer->say(concat(seat.text(), " is given up after ", cast_.restarts.num_restarts, " restarts: ", cause));
+    } else {
+      end(1, concat(seat.text(), " fell ", cast_.restarts.num_restarts + 1, " times, nobody is left to do its work: ", cause));
+    }
+  }
+
+  void restart(const std::string& role, int32_t seat) {
+    --num_restarting_;
+    if (ended_) return;
+    if (role == "rollout") {
+      start_rollout(seat);
+      return;
+    }
+    reward_ = watch(cast_.start_reward(self_->system(), buffer_), "reward");
+    for (const auto& [id, rollout] : rollouts_)
+      caf::anon_send(rollout, atom::arrive_v, caf::actor_cast<caf::strong_actor_ptr>(reward_));
+  }
+
+  void overdue(int32_t worker, const std::string& why) {
+    const auto found = rollouts_.find(worker);
+    if (found == rollouts_.end() || ended_) return;
+    // It may never look into its mailbox again: its seat is free from now on, whatever becomes of its thread.
+    const auto lost = found->second;
+    seats_.erase(lost.address());
+    rollouts_.erase(found);
+    caf::anon_send_exit(lost, caf::exit_reason::kill);
+    replace({"rollout", worker}, why);
+  }
+
+  void end(int32_t code, const std::string& cause) {
+    if (ended_) return;
+    ended_ = true;
+    code_ = code;
+    cause_ = cause;
+    // Sources first, then workers, then sinks; each dies with its own state.
+    for (const char* role : {"director", "data", "rollout", "reward", "evaluator", "buffer", "trainer"})
+      for (const auto& [seat, handle] : everybody_)
+        if (seat.role == role) caf::anon_send_exit(caf::actor_cast<caf::actor>(handle), caf::exit_reason::user_shutdown);
+    everybody_.clear();
+    rollouts_.clear();
+    buffer_ = buffer_actor();
+    reward_ = reward_actor();
+    director_ = director_actor();
+    control_ = run_control_actor();
+    cast_ = {};
+    tell();
+  }
+
+  void tell() {
+    if (!promise_.pending()) return;
+    promise_.deliver(code_, cause_);
+    self_->quit();
+  }
+
+  Pointer self_;
+  CastList cast_;
+  std::map<caf::actor_addr, Seat> seats_;
+  std::map<Seat, caf::strong_actor_ptr> everybody_;
+  std::map<Seat, RestartPolicy> policies_;
+  std::map<int32_t, rollout_actor> rollouts_;
+  buffer_actor buffer_;
+  reward_actor reward_;
+  director_actor director_;
+  run_control_actor control_;
+  int num_restarting_ = 0;
+  bool ended_ = false;
+  int32_t code_ = 1;
+  std::string cause_;
+  caf::typed_response_promise<int32_t, std::string> promise_;
+};
+
+}  // namespace
+
+supervisor_actor spawn_supervisor(caf::actor_system& system, CastList cast) {
+  return spawn_state<supervisor_actor, SupervisorState>(system, std::move(cast));
+}
+
+}  // namespace troupe

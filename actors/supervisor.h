@@ -1,0 +1,34 @@
+// The supervisor actor: starts every role, watches them, restarts rollout and reward with a growing pause, and ends the run
+// with the cause when anybody else falls.
+//
+//   running ──trainer finished──> ended (0 or 130)
+//      └── director, buffer or trainer fell; a role out of restarts and nobody left to do its work ──> ended (1, cause)
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "actors/interfaces.h"
+#include "actors/restart_policy.h"
+#include "actors/run_recorder.h"
+
+namespace troupe {
+
+/// How each role is started. For pre-training only `start_control` (the data actor) and `start_trainer` are set.
+struct CastList {
+  int num_rollouts = 0;
+  RestartOptions restarts;
+  std::shared_ptr<ObserverGate> observer;
+  std::function<buffer_actor(caf::actor_system&)> start_buffer;
+  std::function<evaluator_actor(caf::actor_system&)> start_evaluator;
+  std::function<director_actor(caf::actor_system&, buffer_actor, evaluator_actor, supervisor_actor)> start_director;
+  std::function<reward_actor(caf::actor_system&, buffer_actor)> start_reward;
+  std::function<rollout_actor(caf::actor_system&, int worker, director_actor, reward_actor)> start_rollout;
+  /// Pre-training: one actor is batch source and run control.
+  std::function<std::pair<batch_source_actor, run_control_actor>(caf::actor_system&)> start_data;
+  std::function<trainer_actor(caf::actor_system&, batch_source_actor, run_control_actor, supervisor_actor)> start_trainer;
+};
+
+supervisor_actor spawn_supervisor(caf::actor_system& system, CastList cast);
+
+}  // namespace troupe

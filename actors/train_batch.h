@@ -1,0 +1,36 @@
+// What one train step is given, and what a rank does with it.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include "actors/messages.h"
+#include "base/trajectory.h"
+#include "training/learner.h"
+
+namespace troupe {
+
+struct TrainBatch {
+  int64_t step = 0;                      // 1-based: the step that this batch makes
+  std::vector<Trajectory> trajectories;  // RL: every rank gets all
+  std::vector<uint64_t> groups;          // RL: places whose slots this batch frees
+  std::vector<std::vector<LanguageModelBatch>> rows_by_rank;  // pre-training: each rank its own
+};
+
+/// One rank's work, without actors. Built and used on the shard's own thread; every rank makes the same calls.
+class ShardWork {
+ public:
+  virtual ~ShardWork() = default;
+  /// Builds and loads the model (from a checkpoint where the run resumes).
+  virtual nlohmann::json load() = 0;
+  virtual nlohmann::json train(const TrainBatch& batch) = 0;
+  virtual nlohmann::json validate(const TrainBatch& batch) = 0;
+  /// Gathers the weights and makes them known as `version`.
+  virtual nlohmann::json publish(int64_t version) = 0;
+  virtual nlohmann::json save(int64_t step, const StepDecision& decision) = 0;
+  virtual nlohmann::json write_model(const std::string& folder_name) = 0;
+  /// Ends the other ranks' collectives with this reason.
+  virtual void abort(const std::string& reason) = 0;
+};
+using ShardWorkFactory = std::function<std::unique_ptr<ShardWork>(int rank)>;
+
+}  // namespace troupe

@@ -1,0 +1,162 @@
+#include "actors/trainer.h"
+
+#include "actors/shard.h"
+#include "actors/spawn.h"
+
+namespace troupe {
+namespace {
+
+class TrainerState {
+ public:
+  using Pointer = trainer_actor::stateful_pointer<TrainerState>;
+  static constexpr const char* name = "trainer";
+
+  explicit TrainerState(Pointer self) : self_(self) {}
+  ~TrainerState() {
+    for (const auto& shard : shards_) caf::anon_send_exit(shard, caf::exit_reason::user_shutdown);
+  }
+
+  trainer_actor::behavior_type start(batch_source_actor source, run_control_actor control, supervisor_actor supervisor, TrainerSetup setup) {
+    source_ = std::move(source);
+    control_ = std::move(control);
+    supervisor_ = std::move(supervisor);
+    setup_ = std::move(setup);
+    step_ = setup_.first_step;
+    for (int rank = 0; rank < setup_.num_ranks; ++rank) {
+      shards_.push_back(spawn_shard(self_->system(), rank, setup_.make_work, setup_.trace, setup_.detached));
+      self_->monitor(shards_.back());
+    }
+    self_->set_down_handler([this](const caf::down_msg& down) {
+      for (size_t rank = 0; rank < shards_.size(); ++rank)
+        if (shards_[rank].address() == down.source) fail(concat("shard ", rank, " died: ", describe_error(down.reason, self_->system())));
+    });
+    return {[this](atom::next) { load(); }};
+  }
+
+ private:
+  using Next = std::function<void(nlohmann::json answer_of_rank_0)>;
+
+  void fail(const std::string& cause) {
+    log::error("trainer: ", cause);
+    self_->quit(caf::make_error(ec::failed, concat("trainer, step ", step_ + 1, ": ", cause)));
+  }
+
+  /// Asks every rank and goes on when all have answered.
+  template <class... Ts>
+  void ask_shards(const char* what, Next next, const Ts&... message) {
+    struct Gather {
+      size_t num_missing;
+      nlohmann::json answer;
+      Next next;
+    };
+    auto gather = std::make_shared<Gather>(Gather{shards_.size(), {}, std::move(next)});
+    for (size_t rank = 0; rank < shards_.size(); ++rank) {
+      self_->request(shards_[rank], setup_.limit, message...)
+          .then(
+              [this, rank, gather](const std::string& answer) {
+                if (rank == 0) gather->answer = nlohmann::json::parse(answer);
+                if (--gather->num_missing == 0) gather->next(std::move(gather->answer));
+              },
+              [this, rank, what](const caf::error& error) {
+                fail(concat("shard ", rank, " (", what, "): ", describe_error(error, self_->system())));
+              });
+    }
+  }
+
+  template <class... Ts>
+  void ask_control(const char* what, const Ts&... message) {
+    self_->request(control_, setup_.limit, message...)
+        .then([this](const StepDecision& decision) { obey(decision); },
+              [this, what](const caf::error& error) {
+                fail(concat("waited for the run control (", what, "): ", describe_error(error, self_->system())));
+              });
+  }
+
+  void load() {
+    ask_shards("load", [this](nlohmann::json description) {
+      setup_.observer->call([&](RunObserver& observer) { observer.on_start(description); });
+      publish([this](const nlohmann::json&) { ask_control("decide", atom::decide_v); });
+    }, atom::load_v);
+  }
+
+  void publish(Next next) { ask_shards("publish", std::move(next), atom::weights_v, int64_t{step_}); }
+
+  void obey(const StepDecision& decision) {
+    if (decision.export_best) {
+      auto rest = decision;
+      rest.export_best = false;
+      ask_shards("write best model", [this, rest](const nlohmann::json&) { obey(rest); }, atom::write_v, std::string("best"));
+    } else if (decision.save) {
+      auto rest = decision;
+      rest.save = false;
+      rest.state_json.clear();
+      rest.groups = {};
+      ask_shards("save", [this, rest](const nlohmann::json&) {
+        setup_.observer->say(concat("checkpoint of step ", step_, " written"));
+        obey(rest);
+      }, atom::save_v, int64_t{step_}, decision);
+    } else if (decision.validate && setup_.validation.batch != nullptr) {
+      ask_shards("validate", [this](const nlohmann::json& metrics) { ask_control("validate", atom::validate_v, metrics.dump()); },
+                 atom::validate_v, setup_.validation);
+    } else if (decision.stop) {
+      if (!decision.interrupted && setup_.write_model) {
+        ask_shards("write model", [this](const nlohmann::json&) { finish(false); }, atom::write_v, std::string("model"));
+      } else {
+        finish(decision.interrupted);
+      }
+    } else {
+      ask_batch();
+    }
+  }
+
+  void finish(bool interrupted) {
+    caf::anon_send(supervisor_, atom::finished_v, interrupted);
+  }
+
+  void ask_batch() {
+    const auto asked = std::chrono::steady_clock::now();
+    self_->request(source_, setup_.limit, atom::batch_v, int64_t{step_ + 1})
+        .then(
+            [this, asked](const LocalBatch& local) {
+              wait_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - asked).count();
+              train(local);
+            },
+            [this](const caf::error& error) {
+              if (error == ec::interrupted) ask_control("decide", atom::decide_v);
+              else fail(concat("waited for a batch from ", "the batch source: ", describe_error(error, self_->system())));
+            });
+  }
+
+  void train(const LocalBatch& local) {
+    const auto begin = std::chrono::steady_clock::now();
+    ask_shards("train step", [this, local, begin](nlohmann::json metrics) {
+      const auto trained = std::chrono::steady_clock::now();
+      ++step_;
+      publish([this, local, begin, trained, metrics = std::move(metrics)](const nlohmann::json& sync) mutable {
+        for (const auto& [key, value] : sync.items()) metrics[key] = value;
+        metrics["timing/train_step(s)"] = std::chrono::duration<double>(trained - begin).count();
+        metrics["timing/wait_for_batch(s)"] = wait_s_;
+        metrics["timing/weight_sync/total(s)"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - trained).count();
+        ask_control("trained", atom::trained_v, StepReport{step_, step_, local.batch->groups, metrics.dump()});
+      });
+    }, atom::train_v, local);
+  }
+
+  Pointer self_;
+  batch_source_actor source_;
+  run_control_actor control_;
+  supervisor_actor supervisor_;
+  TrainerSetup setup_;
+  std::vector<shard_actor> shards_;
+  int64_t step_ = 0;  // done
+  double wait_s_ = 0;
+};
+
+}  // namespace
+
+trainer_actor spawn_trainer(caf::actor_system& system, batch_source_actor source, run_control_actor control, supervisor_actor supervisor,
+                            TrainerSetup setup) {
+  return spawn_state<trainer_actor, TrainerState>(system, std::move(source), std::move(control), std::move(supervisor), std::move(setup));
+}
+
+}  // namespace troupe
