@@ -8,7 +8,8 @@ namespace troupe {
 
 AdmissionLedger::AdmissionLedger(AdmissionOptions options, int64_t version) : options_(options), version_(version) {
   if (options.num_groups_per_step < 1)
-    throw UsageError(concat("async_loop.num_prompts_per_train_step = ", options.num_groups_per_step, " must be at least 1"));
+    throw UsageError(
+        concat("async_loop.num_prompts_per_train_step = ", options.num_groups_per_step, " must be at least 1"));
   if (options.max_lag < 0)
     throw UsageError(concat("async_loop.target_offpolicy_steps = ", options.max_lag, " must not be negative"));
   if (options.window < 1)
@@ -29,10 +30,12 @@ const Admission& AdmissionLedger::admit(uint64_t group) {
 }
 
 void AdmissionLedger::restore(const Admission& admission) {
-  require(num_free() > 0, "group ", admission.group, " of the checkpoint finds no slot: all ", capacity(), " are taken");
-  require(admission.version <= version_, "group ", admission.group, " of the checkpoint was admitted at version ", admission.version,
-          ", after the version ", version_, " of the weights");
-  require(live_.try_emplace(admission.group, admission).second, "group ", admission.group, " stands twice in the checkpoint");
+  require(num_free() > 0, "group ", admission.group, " of the checkpoint finds no slot: all ", capacity(),
+          " are taken");
+  require(admission.version <= version_, "group ", admission.group, " of the checkpoint was admitted at version ",
+          admission.version, ", after the version ", version_, " of the weights");
+  require(live_.try_emplace(admission.group, admission).second, "group ", admission.group,
+          " stands twice in the checkpoint");
   next_index_ = std::max(next_index_, admission.index + 1);
 }
 

@@ -1,13 +1,13 @@
 // Admission: how many groups may be under way, and which worker may make them, so that staleness is bounded.
 //
-//   admit(g) at published version v ──> tokens of g are of version >= v (may_serve) ──> batch ──> train(groups, v+1) frees
+//   admit(g) at published version v ──> tokens of g are of version >= v (may_serve) ──> batch ──> train(groups, v+1)
+//   frees
 //                                                                                  └─> drop(g, counted) frees
 //
 // With P groups a train step and lag S at most (S+1)*P groups are live. When g is admitted at version v, at most
-// (S+1)*P - 1 live groups stand before it, so g enters a batch while the version is at most v + S: every token of the batch
-// that is trained at version k is at least of version k - S. A window of W groups lets at most W - 1 others overtake g: the
-// bound is S + ceil((W-1)/P).
-// Plain logic: knows no actor and no clock.
+// (S+1)*P - 1 live groups stand before it, so g enters a batch while the version is at most v + S: every token of the
+// batch that is trained at version k is at least of version k - S. A window of W groups lets at most W - 1 others
+// overtake g: the bound is S + ceil((W-1)/P). Plain logic: knows no actor and no clock.
 #pragma once
 
 #include <cstdint>

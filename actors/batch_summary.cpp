@@ -22,7 +22,8 @@ std::vector<std::pair<int64_t, int64_t>> tokens_by_run(const Trajectory& t) {
   std::vector<std::pair<int64_t, int64_t>> runs;
   for (size_t i = 0; i < t.versions.size(); ++i) {
     const auto begin = t.loss_mask.begin() + t.versions[i].first_index;
-    const auto end = i + 1 < t.versions.size() ? t.loss_mask.begin() + t.versions[i + 1].first_index : t.loss_mask.end();
+    const auto end =
+        i + 1 < t.versions.size() ? t.loss_mask.begin() + t.versions[i + 1].first_index : t.loss_mask.end();
     runs.emplace_back(t.versions[i].version, std::count(begin, end, uint8_t{1}));
   }
   return runs;
@@ -30,7 +31,8 @@ std::vector<std::pair<int64_t, int64_t>> tokens_by_run(const Trajectory& t) {
 
 nlohmann::json show(const Trajectory& t, int64_t step, const char* kind, const TokenText& text) {
   nlohmann::json rewards = nlohmann::json::object();
-  for (const auto& reward : t.rewards) rewards[reward.name] = reward.value ? nlohmann::json(*reward.value) : nlohmann::json(reward.failure);
+  for (const auto& reward : t.rewards)
+    rewards[reward.name] = reward.value ? nlohmann::json(*reward.value) : nlohmann::json(reward.failure);
   const std::vector<int32_t> prompt(t.tokens.begin(), t.tokens.begin() + t.prompt_length);
   return {{"step", step},
           {"kind", kind},
@@ -67,8 +69,10 @@ nlohmann::json summarize_batch(const GroupBatch& batch, int64_t step, const Toke
       }
       if (index++ == chosen) any = &t;
       for (const auto& one : t.rewards) {
-        if (one.value) by_name[one.name].add(*one.value);
-        else ++failures;
+        if (one.value)
+          by_name[one.name].add(*one.value);
+        else
+          ++failures;
       }
       length.add(static_cast<double>(t.num_sampled_tokens()));
       truncated.add(t.finish_reason == FinishReason::kLength);
@@ -118,7 +122,12 @@ nlohmann::json summarize_batch(const GroupBatch& batch, int64_t step, const Toke
     dropped.push_back({{"group", group.group}, {"reason", group.reason}, {"samples", std::move(ids)}});
   }
   return {{"metrics", std::move(metrics)},
-          {"journal", {{"step", step}, {"version", step}, {"groups", std::move(groups)}, {"samples", std::move(samples)}, {"dropped", std::move(dropped)}}},
+          {"journal",
+           {{"step", step},
+            {"version", step},
+            {"groups", std::move(groups)},
+            {"samples", std::move(samples)},
+            {"dropped", std::move(dropped)}}},
           {"samples", std::move(shown)}};
 }
 

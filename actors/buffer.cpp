@@ -23,7 +23,9 @@ class BufferState {
           director_ = caf::actor_cast<director_actor>(director);
           tell_dropped();
         },
-        [this](atom::admit, const GroupTicket& ticket) { buffer_->admit(ticket.group, ticket.index, ticket.num_samples); },
+        [this](atom::admit, const GroupTicket& ticket) {
+          buffer_->admit(ticket.group, ticket.index, ticket.num_samples);
+        },
         [this](atom::store, const Packed& packed) { return store(packed); },
         [this](atom::give_up, uint64_t sample_id, const std::string& reason) {
           buffer_->give_up(sample_id, reason);
@@ -98,7 +100,8 @@ class BufferState {
       made->groups.push_back(group.group);
       for (auto& [id, sample] : group.samples) made->trajectories.push_back(std::move(sample));
     }
-    caf::anon_send(director_, atom::batch_v, step_, summary.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    caf::anon_send(director_, atom::batch_v, step_,
+                   summary.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     waiting_.deliver(LocalBatch{std::move(made)});
     waiting_ = {};
   }

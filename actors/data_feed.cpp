@@ -19,10 +19,13 @@ class DataState {
     return {
         [this](atom::trained, const StepReport& report) {
           step_ = report.step;
-          setup_.recorder->step(step_, nlohmann::json::parse(report.metrics_json), nlohmann::json(), nlohmann::json::array());
+          setup_.recorder->step(step_, nlohmann::json::parse(report.metrics_json), nlohmann::json(),
+                                nlohmann::json::array());
           const bool last = step_ >= setup_.num_steps;
-          const bool save = (setup_.save_interval > 0 && step_ % setup_.save_interval == 0) || ((last || interrupted_) && setup_.save_at_end);
-          const bool validate = setup_.validate && !interrupted_ && (last || (setup_.validation_interval > 0 && step_ % setup_.validation_interval == 0));
+          const bool save = (setup_.save_interval > 0 && step_ % setup_.save_interval == 0) ||
+                            ((last || interrupted_) && setup_.save_at_end);
+          const bool validate = setup_.validate && !interrupted_ &&
+                                (last || (setup_.validation_interval > 0 && step_ % setup_.validation_interval == 0));
           return decide(save, validate);
         },
         [this](atom::decide) {
@@ -50,7 +53,11 @@ class DataState {
     decision.save = save;
     if (save) {
       setup_.recorder->sync();
-      decision.state_json = nlohmann::json{{"format", 1}, {"step", step_}, {"cursor", setup_.source->cursor()}, {"time_s", setup_.recorder->time_s()}}.dump();
+      decision.state_json = nlohmann::json{{"format", 1},
+                                           {"step", step_},
+                                           {"cursor", setup_.source->cursor()},
+                                           {"time_s", setup_.recorder->time_s()}}
+                                .dump();
     }
     return decision;
   }
@@ -60,7 +67,8 @@ class DataState {
     made->step = step;
     made->rows_by_rank.resize(static_cast<size_t>(setup_.num_ranks));
     auto rows = setup_.source->next(setup_.num_rows_per_step);
-    for (size_t i = 0; i < rows.size(); ++i) made->rows_by_rank[i % made->rows_by_rank.size()].push_back(std::move(rows[i]));
+    for (size_t i = 0; i < rows.size(); ++i)
+      made->rows_by_rank[i % made->rows_by_rank.size()].push_back(std::move(rows[i]));
     return {std::move(made)};
   }
 
@@ -71,6 +79,8 @@ class DataState {
 
 }  // namespace
 
-data_actor spawn_data(caf::actor_system& system, DataSetup setup) { return spawn_state<data_actor, DataState>(system, std::move(setup)); }
+data_actor spawn_data(caf::actor_system& system, DataSetup setup) {
+  return spawn_state<data_actor, DataState>(system, std::move(setup));
+}
 
 }  // namespace troupe

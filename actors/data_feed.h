@@ -1,4 +1,5 @@
-// The data actor of pre-training: batch source and run control in one; there is no other actor beside supervisor and trainer.
+// The data actor of pre-training: batch source and run control in one; there is no other actor beside supervisor and
+// trainer.
 #pragma once
 
 #include "actors/interfaces.h"

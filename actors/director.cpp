@@ -13,7 +13,8 @@ class DirectorState {
 
   explicit DirectorState(Pointer self) : self_(self) {}
 
-  director_actor::behavior_type start(buffer_actor buffer, evaluator_actor evaluator, supervisor_actor supervisor, DirectorSetup setup) {
+  director_actor::behavior_type start(buffer_actor buffer, evaluator_actor evaluator, supervisor_actor supervisor,
+                                      DirectorSetup setup) {
     buffer_ = std::move(buffer);
     evaluator_ = std::move(evaluator);
     supervisor_ = std::move(supervisor);
@@ -34,7 +35,10 @@ class DirectorState {
           interrupted_ = true;
           caf::anon_send(buffer_, atom::interrupt_v);
         },
-        [this](atom::status) { return concat(work_->describe(), "; ", slots_->num_live(), " of ", slots_->capacity(), " slots taken, step ", state_.step); },
+        [this](atom::status) {
+          return concat(work_->describe(), "; ", slots_->num_live(), " of ", slots_->capacity(), " slots taken, step ",
+                        state_.step);
+        },
         [this](atom::arrive, int32_t worker, int32_t credit, int64_t version, const caf::strong_actor_ptr& handle) {
           arrive(worker, credit, version, handle);
         },
@@ -51,7 +55,9 @@ class DirectorState {
         [this](atom::failed, const SampleReport& report) { failed(report); },
         [this](atom::finished, uint64_t sample_id) { work_->finished(sample_id); },
         [this](atom::dropped, const GroupDrop& drop) { dropped(drop); },
-        [this](atom::batch, int64_t step, const std::string& summary) { summaries_[step] = nlohmann::json::parse(summary); },
+        [this](atom::batch, int64_t step, const std::string& summary) {
+          summaries_[step] = nlohmann::json::parse(summary);
+        },
         [this](atom::progress, const WorkerStatus& status) {
           touch(status.worker);
           setup_.recorder->status(status);
@@ -83,22 +89,24 @@ class DirectorState {
   /// Fills free slots (only as many as the rest of the run needs) and sends out whatever can be sent.
   void pump() {
     if (held_ || interrupted_) return;
-    while (slots_->num_free() > 0 && slots_->num_live() < (setup_.num_steps - state_.step) * setup_.admission.num_groups_per_step)
+    while (slots_->num_free() > 0 &&
+           slots_->num_live() < (setup_.num_steps - state_.step) * setup_.admission.num_groups_per_step)
       begin_group(slots_->admit(state_.next_prompt++), {}, true);
     for (auto& issue : work_->issue()) {
       const auto& prompt = prompts_.at(issue.group);
       const auto& handle = workers_.at(issue.worker).handle;
       if (work_->num_at(issue.worker) == static_cast<int64_t>(issue.sample_ids.size())) touch(issue.worker);
       caf::anon_send(handle, atom::work_v,
-                     WorkOrder{issue.group, issue.min_version, prompt.tokens, prompt.metadata_json, std::move(issue.sample_ids),
-                               std::move(issue.attempts)});
+                     WorkOrder{issue.group, issue.min_version, prompt.tokens, prompt.metadata_json,
+                               std::move(issue.sample_ids), std::move(issue.attempts)});
     }
   }
 
   /// `in_buffer`: the buffer has not heard of the group yet.
   void begin_group(const Admission& admission, const std::vector<uint64_t>& finished, bool announce) {
     const auto group = admission.group;
-    if (announce) caf::anon_send(buffer_, atom::admit_v, GroupTicket{group, admission.index, setup_.num_samples_per_group});
+    if (announce)
+      caf::anon_send(buffer_, atom::admit_v, GroupTicket{group, admission.index, setup_.num_samples_per_group});
     std::vector<uint64_t> missing;
     for (uint32_t k = 0; k < static_cast<uint32_t>(setup_.num_samples_per_group); ++k) {
       const auto id = make_sample_id(group, k);
@@ -149,7 +157,8 @@ class DirectorState {
     self_->monitor(workers_[worker].handle);
     work_->join(worker, credit, version);
     // Published between the worker's look at the board and now.
-    if (setup_.board->version() > version) caf::anon_send<caf::message_priority::high>(workers_[worker].handle, atom::weights_v, setup_.board->version());
+    if (setup_.board->version() > version)
+      caf::anon_send<caf::message_priority::high>(workers_[worker].handle, atom::weights_v, setup_.board->version());
     pump();
   }
 
@@ -166,7 +175,8 @@ class DirectorState {
   void lose(int worker, const std::string& why) {
     const auto num_lost = work_->leave(worker);
     workers_.erase(worker);
-    if (num_lost > 0) log::warning("director: rollout ", worker, " is gone (", why, "): ", num_lost, " samples are issued again");
+    if (num_lost > 0)
+      log::warning("director: rollout ", worker, " is gone (", why, "): ", num_lost, " samples are issued again");
     give_up();
   }
 
@@ -182,7 +192,8 @@ class DirectorState {
     for (const auto& [worker, entry] : workers_) {
       if (work_->num_at(worker) > 0 && now - entry.heard > setup_.limit)
         caf::anon_send(supervisor_, atom::overdue_v, int32_t{worker},
-                       concat("holds ", work_->num_at(worker), " samples and was not heard of for ", setup_.limit.count() / 1000, " s"));
+                       concat("holds ", work_->num_at(worker), " samples and was not heard of for ",
+                              setup_.limit.count() / 1000, " s"));
     }
     self_->delayed_send(self_, look_interval(), atom::overdue_v);
   }
@@ -225,9 +236,12 @@ class DirectorState {
     const bool last = state_.step >= setup_.num_steps;
     const bool due = setup_.evaluate && !interrupted_ &&
                      (last || (setup_.evaluation_interval > 0 && state_.step % setup_.evaluation_interval == 0));
-    const bool save = (setup_.save_interval > 0 && state_.step % setup_.save_interval == 0) || ((last || interrupted_) && setup_.save_at_end);
-    if (due) evaluate([this, promise, save](bool best) mutable { answer(promise, best, save); });
-    else answer(promise, false, save);
+    const bool save = (setup_.save_interval > 0 && state_.step % setup_.save_interval == 0) ||
+                      ((last || interrupted_) && setup_.save_at_end);
+    if (due)
+      evaluate([this, promise, save](bool best) mutable { answer(promise, best, save); });
+    else
+      answer(promise, false, save);
     return promise;
   }
 
@@ -255,7 +269,8 @@ class DirectorState {
             [this, next](const std::string& json) {
               auto metrics = nlohmann::json::parse(json);
               const double score = metrics.value("evaluation/score", 0.0);
-              const bool best = setup_.keep_best && state_.step > 0 && (!state_.has_best_score || score > state_.best_score);
+              const bool best =
+                  setup_.keep_best && state_.step > 0 && (!state_.has_best_score || score > state_.best_score);
               if (!state_.has_best_score || score > state_.best_score) {
                 state_.best_score = score;
                 state_.has_best_score = true;
@@ -264,7 +279,8 @@ class DirectorState {
               next(best);
             },
             [this, next](const caf::error& error) {
-              log::error("director: the evaluation at step ", state_.step, " failed: ", describe_error(error, self_->system()));
+              log::error("director: the evaluation at step ", state_.step,
+                         " failed: ", describe_error(error, self_->system()));
               next(false);
             });
   }
@@ -293,8 +309,9 @@ class DirectorState {
               promise.deliver(decision);
             },
             [this, promise](const caf::error& error) mutable {
-              promise.deliver(caf::make_error(ec::failed, concat("director: no snapshot of the buffer for the checkpoint of step ", state_.step,
-                                                                ": ", describe_error(error, self_->system()))));
+              promise.deliver(
+                  caf::make_error(ec::failed, concat("director: no snapshot of the buffer for the checkpoint of step ",
+                                                     state_.step, ": ", describe_error(error, self_->system()))));
             });
   }
 
@@ -316,10 +333,10 @@ class DirectorState {
 
 }  // namespace
 
-director_actor spawn_director(caf::actor_system& system, buffer_actor buffer, evaluator_actor evaluator, supervisor_actor supervisor,
-                              DirectorSetup setup) {
-  return spawn_state<director_actor, DirectorState>(system, std::move(buffer), std::move(evaluator), std::move(supervisor),
-                                                    std::move(setup));
+director_actor spawn_director(caf::actor_system& system, buffer_actor buffer, evaluator_actor evaluator,
+                              supervisor_actor supervisor, DirectorSetup setup) {
+  return spawn_state<director_actor, DirectorState>(system, std::move(buffer), std::move(evaluator),
+                                                    std::move(supervisor), std::move(setup));
 }
 
 }  // namespace troupe

@@ -1,5 +1,5 @@
-// The director actor: gives out prompts within the slots of admission, re-issues lost work, frees slots, keeps the run's
-// state and writes its record. A thin shell around AdmissionLedger and WorkLedger.
+// The director actor: gives out prompts within the slots of admission, re-issues lost work, frees slots, keeps the
+// run's state and writes its record. A thin shell around AdmissionLedger and WorkLedger.
 #pragma once
 
 #include <functional>
@@ -39,13 +39,14 @@ struct DirectorSetup {
   WorkLedgerOptions work;
   int64_t num_samples_per_group = 1;
   int64_t num_steps = 1;
-  int64_t save_interval = 0;        // 0: never
+  int64_t save_interval = 0;  // 0: never
   bool save_at_end = false;
-  bool evaluate = false;            // at start and end
+  bool evaluate = false;  // at start and end
   int64_t evaluation_interval = 0;
   bool keep_best = false;
-  RunState state;                   // where to begin
-  std::map<uint64_t, std::vector<uint64_t>> finished;  // resumed groups: their samples that are done (or given up) already
+  RunState state;  // where to begin
+  std::map<uint64_t, std::vector<uint64_t>>
+      finished;  // resumed groups: their samples that are done (or given up) already
   PromptEncoder encode;
   std::shared_ptr<WeightBoard> board;
   std::shared_ptr<RunRecorder> recorder;
@@ -54,7 +55,7 @@ struct DirectorSetup {
 };
 
 /// `evaluator` may be invalid where nothing is evaluated.
-director_actor spawn_director(caf::actor_system& system, buffer_actor buffer, evaluator_actor evaluator, supervisor_actor supervisor,
-                              DirectorSetup setup);
+director_actor spawn_director(caf::actor_system& system, buffer_actor buffer, evaluator_actor evaluator,
+                              supervisor_actor supervisor, DirectorSetup setup);
 
 }  // namespace troupe

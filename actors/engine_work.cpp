@@ -9,7 +9,9 @@ namespace {
 class EngineWork : public RolloutWork {
  public:
   EngineWork(std::shared_ptr<const ModelSource> model, EngineOptions options, SamplingOptions sampling)
-      : model_(std::move(model)), sampling_(std::move(sampling)), engine_(model_->config(), options, model_->tokenizer()) {
+      : model_(std::move(model)),
+        sampling_(std::move(sampling)),
+        engine_(model_->config(), options, model_->tokenizer()) {
     at::set_num_threads(options.num_threads);
   }
   void set_weights(WeightBoard::Pointer weights) override { engine_.set_weights(std::move(weights)); }
@@ -32,12 +34,14 @@ class EngineWork : public RolloutWork {
 
 }  // namespace
 
-std::unique_ptr<RolloutWork> make_engine_work(std::shared_ptr<const ModelSource> model, EngineOptions options, SamplingOptions sampling) {
+std::unique_ptr<RolloutWork> make_engine_work(std::shared_ptr<const ModelSource> model, EngineOptions options,
+                                              SamplingOptions sampling) {
   return std::make_unique<EngineWork>(std::move(model), std::move(options), std::move(sampling));
 }
 
-nlohmann::json evaluate_weights(const ModelSource& model, WeightBoard& board, const EvaluationOptions& evaluation, EngineOptions engine_options,
-                                SamplingOptions sampling, const std::vector<RewardOptions>& rewards, double timeout_s) {
+nlohmann::json evaluate_weights(const ModelSource& model, WeightBoard& board, const EvaluationOptions& evaluation,
+                                EngineOptions engine_options, SamplingOptions sampling,
+                                const std::vector<RewardOptions>& rewards, double timeout_s) {
   const auto begin = std::chrono::steady_clock::now();
   const c10::InferenceMode inference;
   at::set_num_threads(engine_options.num_threads);
@@ -50,7 +54,8 @@ nlohmann::json evaluate_weights(const ModelSource& model, WeightBoard& board, co
     const auto prompt = prompts->at(static_cast<uint64_t>(p));
     const auto tokens = model.encode(prompt);
     for (int64_t s = 0; s < k; ++s)
-      requests.push_back({make_sample_id(static_cast<uint64_t>(p), static_cast<uint32_t>(s)), 0, tokens, sampling, prompt.metadata_json});
+      requests.push_back({make_sample_id(static_cast<uint64_t>(p), static_cast<uint32_t>(s)), 0, tokens, sampling,
+                          prompt.metadata_json});
   }
   engine_options.seed ^= 0x6576616c;  // "eval": not the numbers of training
   Engine engine(model.config(), engine_options, model.tokenizer());
@@ -75,12 +80,13 @@ nlohmann::json evaluate_weights(const ModelSource& model, WeightBoard& board, co
   }
   require(num_scored > 0, "evaluation: no sample of ", answers.size(), " got a score");
   const auto solved = std::count_if(best.begin(), best.end(), [](const auto& entry) { return entry.second >= 1; });
-  nlohmann::json metrics{{"evaluation/score", sum / static_cast<double>(num_scored)},
-                         {"evaluation/num_prompts", num_prompts},
-                         {"evaluation/num_failures", static_cast<int64_t>(answers.size()) - num_scored},
-                         {"evaluation/truncation_rate", static_cast<double>(num_truncated) / static_cast<double>(answers.size())},
-                         {"evaluation/response_length", num_tokens / static_cast<double>(answers.size())},
-                         {"evaluation/version", weights->version()}};
+  nlohmann::json metrics{
+      {"evaluation/score", sum / static_cast<double>(num_scored)},
+      {"evaluation/num_prompts", num_prompts},
+      {"evaluation/num_failures", static_cast<int64_t>(answers.size()) - num_scored},
+      {"evaluation/truncation_rate", static_cast<double>(num_truncated) / static_cast<double>(answers.size())},
+      {"evaluation/response_length", num_tokens / static_cast<double>(answers.size())},
+      {"evaluation/version", weights->version()}};
   if (k > 1) {
     metrics[concat("evaluation/avg@", k)] = metrics["evaluation/score"];
     metrics[concat("evaluation/pass@", k)] = static_cast<double>(solved) / static_cast<double>(num_prompts);

@@ -6,11 +6,14 @@
 
 namespace troupe {
 
-std::unique_ptr<RolloutWork> make_engine_work(std::shared_ptr<const ModelSource> model, EngineOptions options, SamplingOptions sampling);
+std::unique_ptr<RolloutWork> make_engine_work(std::shared_ptr<const ModelSource> model, EngineOptions options,
+                                              SamplingOptions sampling);
 
 /// Scores of the board's newest weights on held-out prompts: "evaluation/score" (mean), "evaluation/avg@k",
-/// "evaluation/pass@k" (share of prompts with a score of at least 1 in k samples), counts and time. An engine of its own.
-nlohmann::json evaluate_weights(const ModelSource& model, WeightBoard& board, const EvaluationOptions& evaluation, EngineOptions engine,
-                                SamplingOptions sampling, const std::vector<RewardOptions>& rewards, double timeout_s);
+/// "evaluation/pass@k" (share of prompts with a score of at least 1 in k samples), counts and time. An engine of its
+/// own.
+nlohmann::json evaluate_weights(const ModelSource& model, WeightBoard& board, const EvaluationOptions& evaluation,
+                                EngineOptions engine, SamplingOptions sampling,
+                                const std::vector<RewardOptions>& rewards, double timeout_s);
 
 }  // namespace troupe

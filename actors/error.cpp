@@ -9,15 +9,19 @@ namespace troupe {
 
 std::string to_string(ec code) {
   switch (code) {
-    case ec::none: return "none";
-    case ec::failed: return "failed";
-    case ec::interrupted: return "interrupted";
+    case ec::none:
+      return "none";
+    case ec::failed:
+      return "failed";
+    case ec::interrupted:
+      return "interrupted";
   }
   return "unknown";
 }
 
 std::string describe_error(const caf::error& error, const caf::actor_system& system) {
-  if (error.category() == caf::atom("troupe") && !error.context().empty() && error.context().match_element<std::string>(0))
+  if (error.category() == caf::atom("troupe") && !error.context().empty() &&
+      error.context().match_element<std::string>(0))
     return error.context().get_as<std::string>(0);
   if (error == caf::sec::request_timeout) return "no answer within the time limit";
   if (error == caf::sec::request_receiver_down) return "the one who was asked is gone";

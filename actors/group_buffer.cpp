@@ -61,8 +61,8 @@ PutResult GroupBuffer::put(Trajectory trajectory) {
   }
   auto& group = found->second;
   const auto id = trajectory.sample_id;
-  require(id % kSamplesPerGroupLimit < static_cast<uint64_t>(group.expected), "sample ", id, " is beyond the ", group.expected,
-          " of its group");
+  require(id % kSamplesPerGroupLimit < static_cast<uint64_t>(group.expected), "sample ", id, " is beyond the ",
+          group.expected, " of its group");
   if (group.given_up.contains(id) || !group.samples.try_emplace(id, std::move(trajectory)).second) {
     ++num_duplicates_;
     return PutResult::kDuplicate;
@@ -83,9 +83,12 @@ void GroupBuffer::settle(uint64_t id) {
   ++num_finalized_;
   const bool graded = std::any_of(group.samples.begin(), group.samples.end(),
                                   [](const auto& entry) { return entry.second.total_reward.has_value(); });
-  if (group.samples.empty()) drop(id, "failed");
-  else if (!graded) drop(id, "no_reward");
-  else if (options_.zero_variance == ZeroVariance::kRefill && has_zero_variance(group)) drop(id, "zero_variance");
+  if (group.samples.empty())
+    drop(id, "failed");
+  else if (!graded)
+    drop(id, "no_reward");
+  else if (options_.zero_variance == ZeroVariance::kRefill && has_zero_variance(group))
+    drop(id, "zero_variance");
 }
 
 void GroupBuffer::drop(uint64_t id, const std::string& reason) {
@@ -126,7 +129,8 @@ std::optional<GroupBatch> GroupBuffer::take_batch() {
   }
   if (judged() >= judged_limit() && places.empty()) {
     std::string counts;
-    for (const auto& [reason, count] : dropped_since_batch_) counts += concat(counts.empty() ? "" : ", ", count, " ", reason);
+    for (const auto& [reason, count] : dropped_since_batch_)
+      counts += concat(counts.empty() ? "" : ", ", count, " ", reason);
     fail("buffer: of ", num_dropped_since_batch_, " groups in a row none can be trained on (", counts,
          "): the rewards never differ or never come. Check the rewards and the difficulty of the data, or set "
          "algorithm.zero_variance = \"keep\"");
@@ -187,7 +191,8 @@ void GroupBuffer::load(std::span<const std::byte> bytes, const std::vector<uint6
     const auto num_samples = in.get_size(sizeof(uint64_t));
     for (size_t s = 0; s < num_samples; ++s) {
       auto sample = unpack_trajectory(in.get_vector<std::byte>());
-      require(sample.group == group.group, "groups.bin: sample ", sample.sample_id, " stands under group ", group.group);
+      require(sample.group == group.group, "groups.bin: sample ", sample.sample_id, " stands under group ",
+              group.group);
       const auto id = sample.sample_id;
       group.samples.insert_or_assign(id, std::move(sample));
     }
@@ -200,8 +205,8 @@ void GroupBuffer::load(std::span<const std::byte> bytes, const std::vector<uint6
     if (std::find(live_groups.begin(), live_groups.end(), group.group) == live_groups.end()) continue;
     const auto index = group.index;
     const auto id = group.group;
-    require(order_.try_emplace(index, id).second && groups_.try_emplace(id, std::move(group)).second, "groups.bin: group ", id,
-            " stands twice");
+    require(order_.try_emplace(index, id).second && groups_.try_emplace(id, std::move(group)).second,
+            "groups.bin: group ", id, " stands twice");
   }
   num_dropped_since_batch_ = in.get<int64_t>();
   const auto num_reasons = in.get_size(2 * sizeof(uint64_t));
@@ -222,7 +227,8 @@ std::string GroupBuffer::describe() const {
   std::string text = concat(num_waiting(), " groups complete, ", num_in_flight(), " in flight");
   if (!order_.empty()) {
     const auto& oldest = groups_.at(order_.begin()->second);
-    text += concat("; the oldest, group ", oldest.group, ", has ", oldest.samples.size(), " of ", oldest.expected, " samples");
+    text += concat("; the oldest, group ", oldest.group, ", has ", oldest.samples.size(), " of ", oldest.expected,
+                   " samples");
   }
   return text;
 }

@@ -1,12 +1,14 @@
 // Groups of samples on their way to the trainer: in flight, complete, filtered, handed out in admission order.
 //
 //   admit ──> in flight ──put x n──> complete ──(place in the order)──> batch
-//                 └── give_up           ├── "failed": no sample left; "no_reward": nobody graded it     } slot is free at once
+//                 └── give_up           ├── "failed": no sample left; "no_reward": nobody graded it     } slot is free
+//                 at once
 //                                       └── "zero_variance": all rewards equal                          }
 //
 // zero_variance = "keep": such groups train as they are. "drop": they take their place in the batch but not part in it.
-// "refill": other groups replace them. Nothing waits for ever: after (1 + max_refill_rounds) * P judged groups the batch is
-// what there is, and a batch of nothing stops the run with the counts. Plain logic: knows no actor and no clock.
+// "refill": other groups replace them. Nothing waits for ever: after (1 + max_refill_rounds) * P judged groups the
+// batch is what there is, and a batch of nothing stops the run with the counts. Plain logic: knows no actor and no
+// clock.
 #pragma once
 
 #include <map>
@@ -31,8 +33,8 @@ struct GroupBufferOptions {
 
 struct BufferedGroup {
   uint64_t group = 0;
-  int64_t index = 0;     // place in the order of admission
-  int64_t expected = 0;  // samples admitted
+  int64_t index = 0;                       // place in the order of admission
+  int64_t expected = 0;                    // samples admitted
   std::map<uint64_t, Trajectory> samples;  // by sample id
   std::map<uint64_t, std::string> given_up;
   bool complete() const { return static_cast<int64_t>(samples.size() + given_up.size()) == expected; }
@@ -60,7 +62,8 @@ class GroupBuffer {
 
   /// A group gets its place. Throws Error where it is known already.
   void admit(uint64_t group, int64_t index, int64_t expected);
-  /// The first answer of a sample counts; later ones are duplicates, those of groups that are gone unknown; both counted.
+  /// The first answer of a sample counts; later ones are duplicates, those of groups that are gone unknown; both
+  /// counted.
   PutResult put(Trajectory trajectory);
   /// The sample will never come.
   void give_up(uint64_t sample_id, const std::string& reason);
@@ -75,8 +78,8 @@ class GroupBuffer {
   void load(std::span<const std::byte> bytes, const std::vector<uint64_t>& live_groups);
   const std::map<uint64_t, BufferedGroup>& groups() const { return groups_; }
 
-  int64_t num_waiting() const;   // complete groups
-  int64_t num_in_flight() const; // incomplete ones
+  int64_t num_waiting() const;    // complete groups
+  int64_t num_in_flight() const;  // incomplete ones
   int64_t num_duplicates() const { return num_duplicates_; }
   int64_t num_unknown() const { return num_unknown_; }
   int64_t num_finalized() const { return num_finalized_; }  // groups ever completed

@@ -81,7 +81,8 @@ using reward_actor = caf::typed_actor<
 using rollout_actor = caf::typed_actor<
     // More samples.
     caf::reacts_to<atom::work, WorkOrder>,
-    // The board holds this or a newer version: apply between two steps, then tell the director. Sent with high priority.
+    // The board holds this or a newer version: apply between two steps, then tell the director. Sent with high
+    // priority.
     caf::reacts_to<atom::weights, int64_t>,
     // The reward actor was replaced.
     caf::reacts_to<atom::arrive, caf::strong_actor_ptr>,

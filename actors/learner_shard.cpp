@@ -13,7 +13,8 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 class LearnerShard : public ShardWork {
  public:
-  LearnerShard(int rank, const LearnerShardSetup& setup) : rank_(rank), setup_(setup), collectives_(*setup.collectives->at(static_cast<size_t>(rank))) {
+  LearnerShard(int rank, const LearnerShardSetup& setup)
+      : rank_(rank), setup_(setup), collectives_(*setup.collectives->at(static_cast<size_t>(rank))) {
     at::set_num_threads(setup.num_threads);  // per thread: each rank sets its own
   }
 
@@ -55,7 +56,9 @@ class LearnerShard : public ShardWork {
 
   nlohmann::json save(int64_t step, const StepDecision& decision) override {
     const auto begin = Clock::now();
-    save_checkpoint({setup_.folder / "checkpoints", step, decision.state_json, decision.groups.bytes, setup_.keep_latest_k}, *learner_, collectives_);
+    save_checkpoint(
+        {setup_.folder / "checkpoints", step, decision.state_json, decision.groups.bytes, setup_.keep_latest_k},
+        *learner_, collectives_);
     return {{"timing/save(s)", seconds_since(begin)}};
   }
 
@@ -64,7 +67,9 @@ class LearnerShard : public ShardWork {
     if (rank_ == 0) {
       const auto folder = setup_.folder / folder_name;
       std::filesystem::remove_all(folder);
-      const auto dtype = setup_.export_dtype == "bfloat16" ? at::kBFloat16 : setup_.export_dtype == "float16" ? at::kHalf : at::kFloat;
+      const auto dtype = setup_.export_dtype == "bfloat16"  ? at::kBFloat16
+                         : setup_.export_dtype == "float16" ? at::kHalf
+                                                            : at::kFloat;
       write_hf_folder(folder, setup_.model->config(), weights, dtype, setup_.model->reader());
       log::info("model written to ", folder.string());
     }
@@ -82,6 +87,8 @@ class LearnerShard : public ShardWork {
 
 }  // namespace
 
-std::unique_ptr<ShardWork> make_learner_shard(int rank, const LearnerShardSetup& setup) { return std::make_unique<LearnerShard>(rank, setup); }
+std::unique_ptr<ShardWork> make_learner_shard(int rank, const LearnerShardSetup& setup) {
+  return std::make_unique<LearnerShard>(rank, setup);
+}
 
 }  // namespace troupe

@@ -11,13 +11,13 @@ struct LearnerShardSetup {
   std::shared_ptr<const ModelSource> model;
   LearnerOptions options;
   std::shared_ptr<std::vector<std::unique_ptr<Collectives>>> collectives;  // one a rank
-  std::shared_ptr<WeightBoard> board;  // null: nothing is published (pre-training)
+  std::shared_ptr<WeightBoard> board;                                      // null: nothing is published (pre-training)
   at::ScalarType publish_dtype = at::kFloat;
-  std::filesystem::path folder;        // of the run
-  std::filesystem::path resume_from;   // checkpoint folder, or ""
+  std::filesystem::path folder;       // of the run
+  std::filesystem::path resume_from;  // checkpoint folder, or ""
   std::string export_dtype = "float32";
   int64_t keep_latest_k = 3;
-  int num_threads = 1;                 // of this rank
+  int num_threads = 1;  // of this rank
   std::chrono::milliseconds limit{600'000};
 };
 

@@ -63,22 +63,22 @@ struct GroupDrop {
 
 /// A train step is done and its version published.
 struct StepReport {
-  int64_t step = 0;     // count of train steps so far
-  int64_t version = 0;  // that was published
+  int64_t step = 0;              // count of train steps so far
+  int64_t version = 0;           // that was published
   std::vector<uint64_t> groups;  // places of the batch (trained, or left out by "drop")
   std::string metrics_json;
 };
 
 /// What the trainer does next.
 struct StepDecision {
-  bool train = false;       // ask for the next batch
-  bool validate = false;    // pre-training: validation loss first
-  bool save = false;        // write a checkpoint with the state below
-  bool export_best = false; // write <folder>/best
+  bool train = false;        // ask for the next batch
+  bool validate = false;     // pre-training: validation loss first
+  bool save = false;         // write a checkpoint with the state below
+  bool export_best = false;  // write <folder>/best
   bool stop = false;
   bool interrupted = false;
-  std::string state_json;   // of the director, for the checkpoint
-  Packed groups;            // of the buffer, for the checkpoint
+  std::string state_json;  // of the director, for the checkpoint
+  Packed groups;           // of the buffer, for the checkpoint
 };
 
 struct TrainBatch;  // actors/train_batch.h
@@ -92,8 +92,8 @@ typename Inspector::result_type inspect(Inspector& f, Packed& x) {
 }
 template <class Inspector>
 typename Inspector::result_type inspect(Inspector& f, WorkOrder& x) {
-  return f(caf::meta::type_name("troupe::WorkOrder"), x.group, x.min_version, x.prompt_tokens, x.metadata_json, x.sample_ids,
-           x.attempts);
+  return f(caf::meta::type_name("troupe::WorkOrder"), x.group, x.min_version, x.prompt_tokens, x.metadata_json,
+           x.sample_ids, x.attempts);
 }
 template <class Inspector>
 typename Inspector::result_type inspect(Inspector& f, SampleReport& x) {
@@ -101,8 +101,9 @@ typename Inspector::result_type inspect(Inspector& f, SampleReport& x) {
 }
 template <class Inspector>
 typename Inspector::result_type inspect(Inspector& f, WorkerStatus& x) {
-  return f(caf::meta::type_name("troupe::WorkerStatus"), x.worker, x.version, x.decode_steps, x.decoded_tokens, x.prefill_tokens,
-           x.prefill_tokens_saved, x.preemptions, x.recomputed_tokens, x.weight_updates, x.busy_s, x.prefill_s, x.decode_s);
+  return f(caf::meta::type_name("troupe::WorkerStatus"), x.worker, x.version, x.decode_steps, x.decoded_tokens,
+           x.prefill_tokens, x.prefill_tokens_saved, x.preemptions, x.recomputed_tokens, x.weight_updates, x.busy_s,
+           x.prefill_s, x.decode_s);
 }
 template <class Inspector>
 typename Inspector::result_type inspect(Inspector& f, GroupTicket& x) {
@@ -118,8 +119,8 @@ typename Inspector::result_type inspect(Inspector& f, StepReport& x) {
 }
 template <class Inspector>
 typename Inspector::result_type inspect(Inspector& f, StepDecision& x) {
-  return f(caf::meta::type_name("troupe::StepDecision"), x.train, x.validate, x.save, x.export_best, x.stop, x.interrupted,
-           x.state_json, x.groups);
+  return f(caf::meta::type_name("troupe::StepDecision"), x.train, x.validate, x.save, x.export_best, x.stop,
+           x.interrupted, x.state_json, x.groups);
 }
 
 }  // namespace troupe

@@ -60,7 +60,8 @@ void ModelSource::check_weights() const {
   for (const auto& [name, spec] : specs_) {
     const auto found = reader_->tensors().find(name);
     require(found != reader_->tensors().end(), options_.path, ": tensor ", name, " is missing");
-    require(found->second.shape == spec.shape, options_.path, ": tensor ", name, " has another shape than config.json says");
+    require(found->second.shape == spec.shape, options_.path, ": tensor ", name,
+            " has another shape than config.json says");
   }
 }
 
@@ -73,7 +74,8 @@ Tensor ModelSource::read(const std::string& name) const {
 }
 
 std::vector<int32_t> ModelSource::encode(const Prompt& prompt) const {
-  require(tokenizer_ != nullptr, options_.path, ": no tokenizer (tokenizer.json beside the weights, or inside the GGUF file)");
+  require(tokenizer_ != nullptr, options_.path,
+          ": no tokenizer (tokenizer.json beside the weights, or inside the GGUF file)");
   std::vector<int32_t> tokens;
   if (template_ == nullptr) {
     std::string text;
@@ -82,7 +84,8 @@ std::vector<int32_t> ModelSource::encode(const Prompt& prompt) const {
   } else {
     auto messages = OrderedJson::array();
     for (const auto& [role, content] : prompt.messages) messages.push_back({{"role", role}, {"content", content}});
-    OrderedJson variables{{"messages", std::move(messages)}, {"tools", nullptr}, {"documents", nullptr}, {"add_generation_prompt", true}};
+    OrderedJson variables{
+        {"messages", std::move(messages)}, {"tools", nullptr}, {"documents", nullptr}, {"add_generation_prompt", true}};
     for (const char* name : {"bos_token", "eos_token", "unk_token", "pad_token"}) {
       const auto found = tokenizer_config_.find(name);
       if (found == tokenizer_config_.end() || found->is_null()) continue;
@@ -92,7 +95,8 @@ std::vector<int32_t> ModelSource::encode(const Prompt& prompt) const {
   }
   require(!tokens.empty(), "prompt ", prompt.id, " has no tokens");
   for (const auto token : tokens)
-    require(token >= 0 && token < config_.vocab_size, "prompt ", prompt.id, ": token ", token, " is outside of the model's vocabulary of ", config_.vocab_size);
+    require(token >= 0 && token < config_.vocab_size, "prompt ", prompt.id, ": token ", token,
+            " is outside of the model's vocabulary of ", config_.vocab_size);
   return tokens;
 }
 

@@ -10,15 +10,16 @@ namespace troupe {
 
 class ModelSource {
  public:
-  /// Opens everything but the weights. With `random_init` a folder that holds only config.json and the tokenizer will do.
+  /// Opens everything but the weights. With `random_init` a folder that holds only config.json and the tokenizer will
+  /// do.
   ModelSource(ModelOptions options, uint64_t seed);
 
   const ModelConfig& config() const { return config_; }
   /// Null where the model has none.
   const Tokenizer* tokenizer() const { return tokenizer_.get(); }
   const CheckpointReader* reader() const { return reader_.get(); }
-  /// One parameter in fp32. Random ones depend on seed, name and place only: ones for norms, zeros for biases, else normal
-  /// with the configuration's initializer_range. Thread-safe.
+  /// One parameter in fp32. Random ones depend on seed, name and place only: ones for norms, zeros for biases, else
+  /// normal with the configuration's initializer_range. Thread-safe.
   Tensor read(const std::string& name) const;
   /// Throws Error naming missing, unexpected or misshaped tensors, before anything is built.
   void check_weights() const;

@@ -21,8 +21,8 @@ struct SystemConfig : caf::actor_system_config {
   }
 };
 
-/// SIGINT and SIGTERM become calls on a thread of their own. A handler that posts a semaphore, not a blocked mask: threads
-/// that exist already (OpenMP) would take a blocked signal's default action for us.
+/// SIGINT and SIGTERM become calls on a thread of their own. A handler that posts a semaphore, not a blocked mask:
+/// threads that exist already (OpenMP) would take a blocked signal's default action for us.
 class SignalWatch {
  public:
   explicit SignalWatch(std::function<void()> on_first) : on_first_(std::move(on_first)) {
@@ -70,19 +70,22 @@ class SignalWatch {
   static inline std::atomic<bool> ending_;
   static inline std::atomic<int> num_signals_;
   std::function<void()> on_first_;
-  struct sigaction before_interrupt_ {}, before_terminate_ {};
+  struct sigaction before_interrupt_ {
+  }, before_terminate_{};
   std::thread thread_;
 };
 
 /// Ends the process where the actors do not end in time (a frozen rank or engine holds its thread for ever).
 class Watchdog {
  public:
-  Watchdog(std::chrono::milliseconds grace, int exit_code) : thread_([this, grace, exit_code] {
-    std::unique_lock lock(mutex_);
-    if (done_.wait_for(lock, grace, [this] { return is_done_; })) return;
-    log::error("shutdown: not every actor ended within ", grace.count(), " ms (a frozen engine or rank); ending the process");
-    std::_Exit(exit_code == 0 ? static_cast<int>(ExitCode::kFailed) : exit_code);
-  }) {}
+  Watchdog(std::chrono::milliseconds grace, int exit_code)
+      : thread_([this, grace, exit_code] {
+          std::unique_lock lock(mutex_);
+          if (done_.wait_for(lock, grace, [this] { return is_done_; })) return;
+          log::error("shutdown: not every actor ended within ", grace.count(),
+                     " ms (a frozen engine or rank); ending the process");
+          std::_Exit(exit_code == 0 ? static_cast<int>(ExitCode::kFailed) : exit_code);
+        }) {}
   ~Watchdog() {
     {
       const std::lock_guard lock(mutex_);

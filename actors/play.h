@@ -11,8 +11,8 @@ struct PlayOptions {
   int num_scheduler_threads = 2;  // of the cooperative actors
 };
 
-/// Returns 0, 1 (the cause is logged) or 130. A second signal, or actors that do not end within the grace, end the process at
-/// once: what was saved is saved.
+/// Returns 0, 1 (the cause is logged) or 130. A second signal, or actors that do not end within the grace, end the
+/// process at once: what was saved is saved.
 int play(CastList cast, const PlayOptions& options);
 
 }  // namespace troupe

@@ -1,5 +1,5 @@
-// How often and after which pause a fallen role is restarted: the pause doubles with each restart inside a window of time,
-// and after `num_restarts` of them the role is given up.
+// How often and after which pause a fallen role is restarted: the pause doubles with each restart inside a window of
+// time, and after `num_restarts` of them the role is given up.
 #pragma once
 
 #include <algorithm>

@@ -106,7 +106,9 @@ class RolloutState {
     const auto attempt = found->second.attempt;
     self_->request(reward_, setup_.score_limit, atom::score_v, found->second.packed)
         .then([this, id](int32_t) { unscored_.erase(id); },
-              [this, id, attempt](const caf::error& error) { score_failed(id, attempt, describe_error(error, self_->system())); });
+              [this, id, attempt](const caf::error& error) {
+                score_failed(id, attempt, describe_error(error, self_->system()));
+              });
   }
 
   void score_failed(uint64_t id, uint32_t attempt, const std::string& why) {
@@ -125,7 +127,8 @@ class RolloutState {
   void replace_reward(const caf::strong_actor_ptr& reward) {
     reward_ = caf::actor_cast<reward_actor>(reward);
     for (auto& [id, unscored] : unscored_) {
-      unscored.asking = false;  // what the old one was asked is lost; should it answer all the same, the buffer counts once
+      unscored.asking =
+          false;  // what the old one was asked is lost; should it answer all the same, the buffer counts once
       caf::anon_send(rollout_actor{self_}, atom::score_v, uint64_t{id});
     }
   }
@@ -137,8 +140,9 @@ class RolloutState {
   void tell_progress() {
     const auto m = work_->metrics();
     caf::anon_send(director_, atom::progress_v,
-                   WorkerStatus{worker_, work_->version(), m.decode_steps, m.decoded_tokens, m.prefill_tokens, m.prefill_tokens_saved,
-                                m.preemptions, m.recomputed_tokens, m.weight_updates, m.busy_s, m.prefill_s, m.decode_s});
+                   WorkerStatus{worker_, work_->version(), m.decode_steps, m.decoded_tokens, m.prefill_tokens,
+                                m.prefill_tokens_saved, m.preemptions, m.recomputed_tokens, m.weight_updates, m.busy_s,
+                                m.prefill_s, m.decode_s});
   }
 
   Pointer self_;
@@ -156,9 +160,11 @@ class RolloutState {
 
 }  // namespace
 
-rollout_actor spawn_rollout(caf::actor_system& system, int worker, director_actor director, reward_actor reward, RolloutSetup setup) {
+rollout_actor spawn_rollout(caf::actor_system& system, int worker, director_actor director, reward_actor reward,
+                            RolloutSetup setup) {
   const bool detached = setup.detached;
-  return spawn_worker<rollout_actor, RolloutState>(detached, system, worker, std::move(director), std::move(reward), std::move(setup));
+  return spawn_worker<rollout_actor, RolloutState>(detached, system, worker, std::move(director), std::move(reward),
+                                                   std::move(setup));
 }
 
 }  // namespace troupe

@@ -3,7 +3,8 @@
 //   work ──> engine ──step──> finished ──generated──> director
 //                                └──score (asked, repeated on failure)──> reward ──> buffer
 //
-// A finished sample is kept until the buffer has it. Blocking: detached. Supervised and restarted; bounded by its credit.
+// A finished sample is kept until the buffer has it. Blocking: detached. Supervised and restarted; bounded by its
+// credit.
 #pragma once
 
 #include <functional>
@@ -39,6 +40,7 @@ struct RolloutSetup {
   bool detached = true;
 };
 
-rollout_actor spawn_rollout(caf::actor_system& system, int worker, director_actor director, reward_actor reward, RolloutSetup setup);
+rollout_actor spawn_rollout(caf::actor_system& system, int worker, director_actor director, reward_actor reward,
+                            RolloutSetup setup);
 
 }  // namespace troupe

@@ -37,7 +37,9 @@ void write_rank(const fs::path& folder, Learner& learner, int rank) {
     if (size == 0) continue;
     for (const auto& [kind, units] : kinds) {
       const auto& unit = units.at(static_cast<size_t>(piece.unit));
-      if (unit.defined()) tensors[concat(kind, "|", piece.name, "|", piece.flat_begin)] = unit.detach().narrow(0, piece.shard_begin, size);
+      if (unit.defined())
+        tensors[concat(kind, "|", piece.name, "|", piece.flat_begin)] =
+            unit.detach().narrow(0, piece.shard_begin, size);
     }
   }
   write_safetensors(folder / rank_file(rank), tensors);
@@ -49,14 +51,19 @@ void write_manifest(const fs::path& folder, const CheckpointWrite& write, int nu
     const auto name = entry.path().filename().string();
     files[name] = {{"bytes", fs::file_size(entry.path())}, {"xxh3_128", hash_of(entry.path())}};
   }
-  const nlohmann::json manifest{{"format", 1},          {"step", write.step}, {"version", write.step}, {"learner_step", learner_step},
-                                {"world", {{"data_parallel_shard", num_ranks}}}, {"files", std::move(files)}};
+  const nlohmann::json manifest{{"format", 1},
+                                {"step", write.step},
+                                {"version", write.step},
+                                {"learner_step", learner_step},
+                                {"world", {{"data_parallel_shard", num_ranks}}},
+                                {"files", std::move(files)}};
   write_file_synced(folder / "manifest.json", manifest.dump(1));
 }
 
 int64_t step_of(const fs::path& path) {
   const auto name = path.filename().string();
-  if (!name.starts_with("step-") || name.find_first_not_of("0123456789", 5) != std::string::npos || name.size() == 5) return -1;
+  if (!name.starts_with("step-") || name.find_first_not_of("0123456789", 5) != std::string::npos || name.size() == 5)
+    return -1;
   return std::stoll(name.substr(5));
 }
 
@@ -72,7 +79,8 @@ std::vector<fs::path> newest_first(const fs::path& folder) {
 }  // namespace
 
 void save_checkpoint(const CheckpointWrite& write, Learner& learner, Collectives& collectives) {
-  const auto folder = write.folder / concat("step-", write.step), partial = write.folder / concat("step-", write.step, ".partial");
+  const auto folder = write.folder / concat("step-", write.step),
+             partial = write.folder / concat("step-", write.step, ".partial");
   if (collectives.rank() == 0) {
     fs::remove_all(partial);
     make_folders(partial);
@@ -124,10 +132,12 @@ void load_checkpoint(const fs::path& checkpoint, Learner& learner) {
         const auto begin = std::max(slice.begin, piece.flat_begin);
         const auto end = std::min(slice.begin + slice.values.numel(), piece.flat_end);
         if (begin >= end) continue;
-        unit.narrow(0, piece.shard_begin + begin - piece.flat_begin, end - begin).copy_(slice.values.narrow(0, begin - slice.begin, end - begin));
+        unit.narrow(0, piece.shard_begin + begin - piece.flat_begin, end - begin)
+            .copy_(slice.values.narrow(0, begin - slice.begin, end - begin));
         num_filled += end - begin;
       }
-      require(num_filled == piece.flat_end - piece.flat_begin, checkpoint.string(), ": ", kind, " of ", piece.name, " is not whole");
+      require(num_filled == piece.flat_end - piece.flat_begin, checkpoint.string(), ": ", kind, " of ", piece.name,
+              " is not whole");
     }
   }
 }
@@ -138,10 +148,13 @@ FoundCheckpoint read_checkpoint(const fs::path& checkpoint) {
   require(manifest.is_object() && manifest.contains("files"), checkpoint.string(), ": manifest.json is damaged");
   for (const auto& [name, entry] : manifest["files"].items()) {
     require(fs::exists(checkpoint / name), checkpoint.string(), ": ", name, " is missing");
-    require(fs::file_size(checkpoint / name) == entry.at("bytes").get<uint64_t>(), checkpoint.string(), ": ", name, " has another size");
-    require(hash_of(checkpoint / name) == entry.at("xxh3_128").get<std::string>(), checkpoint.string(), ": ", name, " has another hash");
+    require(fs::file_size(checkpoint / name) == entry.at("bytes").get<uint64_t>(), checkpoint.string(), ": ", name,
+            " has another size");
+    require(hash_of(checkpoint / name) == entry.at("xxh3_128").get<std::string>(), checkpoint.string(), ": ", name,
+            " has another hash");
   }
-  return {checkpoint, nlohmann::json::parse(read_file(checkpoint / "state.json")), read_file(checkpoint / "groups.bin")};
+  return {checkpoint, nlohmann::json::parse(read_file(checkpoint / "state.json")),
+          read_file(checkpoint / "groups.bin")};
 }
 
 std::optional<FoundCheckpoint> find_checkpoint(const fs::path& folder) {

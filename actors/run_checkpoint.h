@@ -1,5 +1,5 @@
-// Checkpoints of a run (protocol "Checkpoint", invariant 9): the learner's parameters and optimizer state as global slices,
-// state.json, groups.bin, and last of all manifest.json. Any number of ranks loads what any number wrote.
+// Checkpoints of a run (protocol "Checkpoint", invariant 9): the learner's parameters and optimizer state as global
+// slices, state.json, groups.bin, and last of all manifest.json. Any number of ranks loads what any number wrote.
 #pragma once
 
 #include <filesystem>

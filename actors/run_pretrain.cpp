@@ -19,7 +19,8 @@ TextSourceOptions text_options(const PretrainTopology& topology, const ModelSour
   options.shuffle = data.shuffle;
   options.num_tokens_per_row = topology.sequence_length;
   options.bos_token_id = static_cast<int32_t>(model.config().bos_token_id);
-  if (!model.config().eos_token_ids.empty()) options.eos_token_id = static_cast<int32_t>(model.config().eos_token_ids.front());
+  if (!model.config().eos_token_ids.empty())
+    options.eos_token_id = static_cast<int32_t>(model.config().eos_token_ids.front());
   const bool own_files = !data.validation_paths.empty();
   options.paths = validation && own_files ? data.validation_paths : data.paths;
   options.split = own_files || data.validation_fraction <= 0 ? "all" : validation ? "validation" : "train";
@@ -33,8 +34,9 @@ int run_pretrain(const PretrainTopology& topology) {
   const int threads = topology.threads > 0 ? topology.threads : num_usable_cores();
   const auto rows = topology.num_tokens_per_train_step / topology.sequence_length;
   if (rows < topology.num_ranks)
-    throw UsageError(concat("training.num_tokens_per_train_step = ", topology.num_tokens_per_train_step, " gives ", rows, " rows of ",
-                            topology.sequence_length, " tokens for ", topology.num_ranks, " ranks: at least one each is needed"));
+    throw UsageError(concat("training.num_tokens_per_train_step = ", topology.num_tokens_per_train_step, " gives ",
+                            rows, " rows of ", topology.sequence_length, " tokens for ", topology.num_ranks,
+                            " ranks: at least one each is needed"));
   const auto observer = std::make_shared<ObserverGate>(topology.observer);
   const auto trace = std::make_shared<Trace>(topology.metrics.enable_trace);
   const auto model = std::make_shared<const ModelSource>(topology.model, topology.run.seed);
@@ -55,17 +57,20 @@ int run_pretrain(const PretrainTopology& topology) {
   recorder->set_time_before(time_s);
 
   LocalBatch validation;
-  const bool has_validation = topology.num_validation_tokens > 0 && (!topology.data.validation_paths.empty() || topology.data.validation_fraction > 0);
+  const bool has_validation = topology.num_validation_tokens > 0 &&
+                              (!topology.data.validation_paths.empty() || topology.data.validation_fraction > 0);
   if (has_validation) {
     const TextSource held_out(text_options(topology, *model, true), *model->tokenizer());
     auto made = std::make_shared<TrainBatch>();
     made->rows_by_rank.resize(static_cast<size_t>(topology.num_ranks));
     auto all = held_out.one_pass(topology.num_validation_tokens);
-    for (size_t i = 0; i < all.size(); ++i) made->rows_by_rank[i % made->rows_by_rank.size()].push_back(std::move(all[i]));
+    for (size_t i = 0; i < all.size(); ++i)
+      made->rows_by_rank[i % made->rows_by_rank.size()].push_back(std::move(all[i]));
     validation.batch = std::move(made);
   }
   const auto limit = milliseconds_of_limit(topology.limits);
-  auto shard = shard_setup(topology.model, topology.learner, topology.run, topology.checkpoint, topology.num_ranks, threads, limit);
+  auto shard = shard_setup(topology.model, topology.learner, topology.run, topology.checkpoint, topology.num_ranks,
+                           threads, limit);
   shard.model = model;
   if (resumed) shard.resume_from = resumed->path;
 
@@ -87,7 +92,8 @@ int run_pretrain(const PretrainTopology& topology) {
     const auto data = spawn_data(system, std::move(setup));
     return std::pair<batch_source_actor, run_control_actor>(data, data);
   };
-  cast.start_trainer = [=](caf::actor_system& system, batch_source_actor batches, run_control_actor control, supervisor_actor supervisor) {
+  cast.start_trainer = [=](caf::actor_system& system, batch_source_actor batches, run_control_actor control,
+                           supervisor_actor supervisor) {
     TrainerSetup setup;
     setup.num_ranks = topology.num_ranks;
     setup.make_work = [shard](int rank) { return make_learner_shard(rank, shard); };
@@ -99,7 +105,9 @@ int run_pretrain(const PretrainTopology& topology) {
     setup.limit = limit;
     return spawn_trainer(system, std::move(batches), std::move(control), std::move(supervisor), std::move(setup));
   };
-  const auto code = play(std::move(cast), {topology.handle_signals, std::chrono::milliseconds(static_cast<int64_t>(topology.limits.shutdown_grace_s * 1000)), 2});
+  const auto code = play(std::move(cast),
+                         {topology.handle_signals,
+                          std::chrono::milliseconds(static_cast<int64_t>(topology.limits.shutdown_grace_s * 1000)), 2});
   if (topology.metrics.enable_trace) trace->write(std::filesystem::path(topology.run.folder) / "trace.json");
   return code;
 }

@@ -10,7 +10,8 @@ void ObserverGate::say(const std::string& line) {
   call([&](RunObserver& observer) { observer.on_text(line); });
 }
 
-RunRecorder::RunRecorder(std::shared_ptr<RunFolder> folder, std::shared_ptr<Trace> trace, std::shared_ptr<ObserverGate> observer, uint64_t seed)
+RunRecorder::RunRecorder(std::shared_ptr<RunFolder> folder, std::shared_ptr<Trace> trace,
+                         std::shared_ptr<ObserverGate> observer, uint64_t seed)
     : folder_(std::move(folder)),
       trace_(std::move(trace)),
       observer_(std::move(observer)),
@@ -24,7 +25,8 @@ double RunRecorder::time_s() const {
 
 void RunRecorder::dropped(const GroupDrop& drop) {
   auto samples = nlohmann::json::array();
-  for (size_t i = 0; i < drop.sample_ids.size(); ++i) samples.push_back({{"id", drop.sample_ids[i]}, {"attempt", drop.attempts[i]}});
+  for (size_t i = 0; i < drop.sample_ids.size(); ++i)
+    samples.push_back({{"id", drop.sample_ids[i]}, {"attempt", drop.attempts[i]}});
   dropped_.push_back({{"group", drop.group}, {"reason", drop.reason}, {"samples", std::move(samples)}});
 }
 

@@ -1,5 +1,5 @@
-// Puts a step's numbers together and writes them: metrics.jsonl, journal.jsonl, rollout_samples.jsonl, and the observer.
-// Owned by whoever controls the run (director, data actor); one thread at a time.
+// Puts a step's numbers together and writes them: metrics.jsonl, journal.jsonl, rollout_samples.jsonl, and the
+// observer. Owned by whoever controls the run (director, data actor); one thread at a time.
 #pragma once
 
 #include <chrono>
@@ -33,7 +33,8 @@ class ObserverGate {
 
 class RunRecorder {
  public:
-  RunRecorder(std::shared_ptr<RunFolder> folder, std::shared_ptr<Trace> trace, std::shared_ptr<ObserverGate> observer, uint64_t seed);
+  RunRecorder(std::shared_ptr<RunFolder> folder, std::shared_ptr<Trace> trace, std::shared_ptr<ObserverGate> observer,
+              uint64_t seed);
 
   /// One train step: `metrics` as far as known; adds time, idle shares and memory.
   void step(int64_t step, nlohmann::json metrics, nlohmann::json journal, const nlohmann::json& samples);

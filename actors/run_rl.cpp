@@ -10,19 +10,22 @@
 #include "actors/run_setup.h"
 #include "actors/trainer.h"
 #include "base/cpu.h"
-#include "base/error.h"
 #include "base/file.h"
 
 namespace troupe {
 namespace {
 
 void check(const RlTopology& t) {
-  if (t.sampling.temperature <= 0) throw UsageError("sampling.temperature = 0 explores nothing: training needs a temperature above 0");
+  if (t.sampling.temperature <= 0)
+    throw UsageError("sampling.temperature = 0 explores nothing: training needs a temperature above 0");
   if (t.rewards.empty()) throw UsageError("no [[reward]]: RL needs at least one");
   if (t.run.deterministic && t.async_loop.target_offpolicy_steps != 0)
-    throw UsageError(concat("run.deterministic needs async_loop.target_offpolicy_steps = 0, not ", t.async_loop.target_offpolicy_steps));
-  if (t.async_loop.num_samples_per_prompt < 1 || t.async_loop.num_samples_per_prompt >= static_cast<int64_t>(kSamplesPerGroupLimit))
-    throw UsageError(concat("async_loop.num_samples_per_prompt = ", t.async_loop.num_samples_per_prompt, " is not within 1 and 4095"));
+    throw UsageError(concat("run.deterministic needs async_loop.target_offpolicy_steps = 0, not ",
+                            t.async_loop.target_offpolicy_steps));
+  if (t.async_loop.num_samples_per_prompt < 1 ||
+      t.async_loop.num_samples_per_prompt >= static_cast<int64_t>(kSamplesPerGroupLimit))
+    throw UsageError(concat("async_loop.num_samples_per_prompt = ", t.async_loop.num_samples_per_prompt,
+                            " is not within 1 and 4095"));
   if (t.rollout.num_workers < 1) throw UsageError("rollout.num_workers must be at least 1");
   if (t.num_ranks < 1) throw UsageError("parallelism.data_parallel_shard_degree must be at least 1");
 }
@@ -65,7 +68,8 @@ int run_rl(const RlTopology& topology) {
   auto engine = topology.rollout.engine;
   engine.seed = topology.run.seed;
   engine.deterministic = topology.run.deterministic;
-  engine.num_threads = topology.rollout.num_threads > 0 ? topology.rollout.num_threads : std::max(1, threads / topology.rollout.num_workers);
+  engine.num_threads = topology.rollout.num_threads > 0 ? topology.rollout.num_threads
+                                                        : std::max(1, threads / topology.rollout.num_workers);
   if (engine.max_context_length <= 0) engine.max_context_length = topology.learner.max_context_length;
   engine.log_prob_vocab_size = topology.learner.log_prob_vocab_size;
   const auto dtype = compute_dtype(topology.rollout.dtype);
@@ -75,9 +79,10 @@ int run_rl(const RlTopology& topology) {
   const auto recorder = std::make_shared<RunRecorder>(folder, trace, observer, topology.run.seed);
   recorder->set_time_before(state.time_s);
   const auto limit = milliseconds_of_limit(topology.limits);
-  const AdmissionOptions admission{topology.async_loop.num_prompts_per_train_step, topology.async_loop.target_offpolicy_steps,
-                                   topology.async_loop.window_groups};
-  GroupBufferOptions buffer_options{admission.num_groups_per_step, admission.window, parse_zero_variance(topology.learner.algorithm.zero_variance),
+  const AdmissionOptions admission{topology.async_loop.num_prompts_per_train_step,
+                                   topology.async_loop.target_offpolicy_steps, topology.async_loop.window_groups};
+  GroupBufferOptions buffer_options{admission.num_groups_per_step, admission.window,
+                                    parse_zero_variance(topology.learner.algorithm.zero_variance),
                                     topology.async_loop.max_refill_rounds};
   std::vector<uint64_t> live;
   for (const auto& one : state.live) live.push_back(one.group);
@@ -95,16 +100,22 @@ int run_rl(const RlTopology& topology) {
     auto engine_all = engine;
     engine_all.num_threads = threads;
     cast.start_evaluator = [=](caf::actor_system& system) {
-      return spawn_evaluator(system, [=](int64_t) {
-        return evaluate_weights(*model, *board, topology.evaluation, engine_all, sampling, topology.rewards, topology.limits.request_timeout_s);
-      }, true);
+      return spawn_evaluator(
+          system,
+          [=](int64_t) {
+            return evaluate_weights(*model, *board, topology.evaluation, engine_all, sampling, topology.rewards,
+                                    topology.limits.request_timeout_s);
+          },
+          true);
     };
   }
-  cast.start_director = [=](caf::actor_system& system, buffer_actor buffer, evaluator_actor evaluator, supervisor_actor supervisor) {
+  cast.start_director = [=](caf::actor_system& system, buffer_actor buffer, evaluator_actor evaluator,
+                            supervisor_actor supervisor) {
     DirectorSetup setup;
     setup.admission = admission;
-    setup.work = {topology.run.deterministic ? GroupToWorker::kFixed : parse_group_to_worker(topology.rollout.group_to_worker),
-                  topology.rollout.num_workers, topology.limits.max_attempts};
+    setup.work = {
+        topology.run.deterministic ? GroupToWorker::kFixed : parse_group_to_worker(topology.rollout.group_to_worker),
+        topology.rollout.num_workers, topology.limits.max_attempts};
     setup.num_samples_per_group = topology.async_loop.num_samples_per_prompt;
     setup.num_steps = topology.run.steps;
     setup.save_interval = topology.checkpoint.enable ? topology.checkpoint.interval : 0;
@@ -125,24 +136,30 @@ int run_rl(const RlTopology& topology) {
     return spawn_director(system, std::move(buffer), std::move(evaluator), std::move(supervisor), std::move(setup));
   };
   double score_limit_s = 10;
-  for (const auto& reward : topology.rewards) score_limit_s += reward.timeout_s * static_cast<double>(2 * topology.rollout.engine.max_sequences);
+  for (const auto& reward : topology.rewards)
+    score_limit_s += reward.timeout_s * static_cast<double>(2 * topology.rollout.engine.max_sequences);
   cast.start_reward = [=](caf::actor_system& system, buffer_actor buffer) {
-    return spawn_reward(system, std::move(buffer), {[=] {
-      auto rules = std::make_shared<RewardSet>(topology.rewards);
-      return ScoreFunction([rules](Trajectory& trajectory) { rules->score(trajectory); });
-    }, trace, true});
+    return spawn_reward(system, std::move(buffer),
+                        {[=] {
+                           auto rules = std::make_shared<RewardSet>(topology.rewards);
+                           return ScoreFunction([rules](Trajectory& trajectory) { rules->score(trajectory); });
+                         },
+                         trace, true});
   };
   cast.start_rollout = [=](caf::actor_system& system, int worker, director_actor director, reward_actor reward) {
     RolloutSetup setup;
     setup.make_work = [=](int) { return make_engine_work(model, engine, sampling); };
     setup.board = board;
     setup.trace = trace;
-    setup.credit = engine.max_sequences + static_cast<int>(std::min<int64_t>(topology.async_loop.num_samples_per_prompt, engine.max_sequences));
+    setup.credit = engine.max_sequences + static_cast<int>(std::min<int64_t>(topology.async_loop.num_samples_per_prompt,
+                                                                             engine.max_sequences));
     setup.score_limit = std::min(limit, std::chrono::milliseconds(static_cast<int64_t>(score_limit_s * 1000)));
     return spawn_rollout(system, worker, std::move(director), std::move(reward), std::move(setup));
   };
-  const auto shard = shard_setup(topology.model, topology.learner, topology.run, topology.checkpoint, topology.num_ranks, threads, limit);
-  cast.start_trainer = [=](caf::actor_system& system, batch_source_actor source, run_control_actor control, supervisor_actor supervisor) {
+  const auto shard = shard_setup(topology.model, topology.learner, topology.run, topology.checkpoint,
+                                 topology.num_ranks, threads, limit);
+  cast.start_trainer = [=](caf::actor_system& system, batch_source_actor source, run_control_actor control,
+                           supervisor_actor supervisor) {
     auto ranks = shard;
     ranks.model = model;
     ranks.board = board;
@@ -159,7 +176,9 @@ int run_rl(const RlTopology& topology) {
     setup.limit = limit;
     return spawn_trainer(system, std::move(source), std::move(control), std::move(supervisor), std::move(setup));
   };
-  const auto code = play(std::move(cast), {topology.handle_signals, std::chrono::milliseconds(static_cast<int64_t>(topology.limits.shutdown_grace_s * 1000)), 2});
+  const auto code = play(std::move(cast),
+                         {topology.handle_signals,
+                          std::chrono::milliseconds(static_cast<int64_t>(topology.limits.shutdown_grace_s * 1000)), 2});
   if (topology.metrics.enable_trace) trace->write(std::filesystem::path(topology.run.folder) / "trace.json");
   return code;
 }
@@ -168,16 +187,29 @@ nlohmann::json describe(const RlTopology& topology) {
   const ModelSource model(topology.model, topology.run.seed);
   auto memory = describe_memory(model.config(), topology.num_ranks);
   const auto bytes_per_value = compute_dtype(topology.rollout.dtype) == at::kBFloat16 ? 2 : 4;
-  memory["rollout weights"] = model.config().num_parameters() * bytes_per_value * 2;  // the newest and the one being replaced
+  memory["rollout weights"] =
+      model.config().num_parameters() * bytes_per_value * 2;  // the newest and the one being replaced
   const auto& engine = topology.rollout.engine;
   const auto& c = model.config();
-  memory["rollout KV caches"] = topology.rollout.num_workers * (engine.kv_cache_mib > 0 ? engine.kv_cache_mib << 20
-                                : engine.max_sequences * engine.max_context_length * 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * bytes_per_value);
-  return {{"roles", {{"director", 1}, {"rollout", topology.rollout.num_workers}, {"reward", 1}, {"buffer", 1}, {"trainer", 1},
-                     {"shard", topology.num_ranks}, {"evaluator", topology.evaluation.enable ? 1 : 0}, {"supervisor", 1}}},
+  memory["rollout KV caches"] =
+      topology.rollout.num_workers * (engine.kv_cache_mib > 0
+                                          ? engine.kv_cache_mib << 20
+                                          : engine.max_sequences * engine.max_context_length * 2 * c.num_hidden_layers *
+                                                c.num_key_value_heads * c.head_dim * bytes_per_value);
+  return {{"roles",
+           {{"director", 1},
+            {"rollout", topology.rollout.num_workers},
+            {"reward", 1},
+            {"buffer", 1},
+            {"trainer", 1},
+            {"shard", topology.num_ranks},
+            {"evaluator", topology.evaluation.enable ? 1 : 0},
+            {"supervisor", 1}}},
           {"parameters", c.num_parameters()},
-          {"staleness_bound", AdmissionLedger({topology.async_loop.num_prompts_per_train_step, topology.async_loop.target_offpolicy_steps,
-                                               topology.async_loop.window_groups}).staleness_bound()},
+          {"staleness_bound",
+           AdmissionLedger({topology.async_loop.num_prompts_per_train_step, topology.async_loop.target_offpolicy_steps,
+                            topology.async_loop.window_groups})
+               .staleness_bound()},
           {"memory_bytes", std::move(memory)}};
 }
 

@@ -25,21 +25,24 @@ std::shared_ptr<RunFolder> open_run_folder(const RunOptions& run, int64_t last_s
 
 RestartOptions restart_options(const LimitOptions& limits) {
   const auto ms = [](double seconds) { return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000)); };
-  return {limits.num_restarts, ms(limits.restart_window_s), ms(limits.first_restart_pause_s), std::chrono::milliseconds(30'000)};
+  return {limits.num_restarts, ms(limits.restart_window_s), ms(limits.first_restart_pause_s),
+          std::chrono::milliseconds(30'000)};
 }
 
 std::chrono::milliseconds milliseconds_of_limit(const LimitOptions& limits) {
   return std::chrono::milliseconds(static_cast<int64_t>(limits.request_timeout_s * 1000));
 }
 
-LearnerShardSetup shard_setup(const ModelOptions&, const LearnerOptions& learner, const RunOptions& run, const CheckpointOptions& checkpoint,
-                              int num_ranks, int threads, std::chrono::milliseconds limit) {
+LearnerShardSetup shard_setup(const ModelOptions&, const LearnerOptions& learner, const RunOptions& run,
+                              const CheckpointOptions& checkpoint, int num_ranks, int threads,
+                              std::chrono::milliseconds limit) {
   LearnerShardSetup setup;
   setup.options = learner;
   setup.options.seed = run.seed;
   setup.options.deterministic = run.deterministic;
   // The trainer's request limit comes first, so that a stuck rank is named by it.
-  setup.collectives = std::make_shared<std::vector<std::unique_ptr<Collectives>>>(make_thread_collectives(num_ranks, limit));
+  setup.collectives =
+      std::make_shared<std::vector<std::unique_ptr<Collectives>>>(make_thread_collectives(num_ranks, limit));
   setup.folder = run.folder;
   setup.export_dtype = checkpoint.export_dtype;
   setup.keep_latest_k = checkpoint.keep_latest_k;
@@ -50,7 +53,9 @@ LearnerShardSetup shard_setup(const ModelOptions&, const LearnerOptions& learner
 
 nlohmann::json describe_memory(const ModelConfig& config, int num_ranks) {
   const auto parameters = config.num_parameters();
-  return {{"trainer parameters", parameters * 4}, {"trainer gradients", parameters * 4}, {"optimizer state", parameters * 8},
+  return {{"trainer parameters", parameters * 4},
+          {"trainer gradients", parameters * 4},
+          {"optimizer state", parameters * 8},
           {"gathered compute weights", parameters * 2 * num_ranks}};
 }
 

@@ -15,8 +15,9 @@ std::optional<FoundCheckpoint> find_resume(const CheckpointOptions& checkpoint, 
 std::shared_ptr<RunFolder> open_run_folder(const RunOptions& run, int64_t last_step);
 RestartOptions restart_options(const LimitOptions& limits);
 std::chrono::milliseconds milliseconds_of_limit(const LimitOptions& limits);
-LearnerShardSetup shard_setup(const ModelOptions& model, const LearnerOptions& learner, const RunOptions& run, const CheckpointOptions& checkpoint,
-                              int num_ranks, int threads, std::chrono::milliseconds limit);
+LearnerShardSetup shard_setup(const ModelOptions& model, const LearnerOptions& learner, const RunOptions& run,
+                              const CheckpointOptions& checkpoint, int num_ranks, int threads,
+                              std::chrono::milliseconds limit);
 /// Bytes of the trainer's parts.
 nlohmann::json describe_memory(const ModelConfig& config, int num_ranks);
 

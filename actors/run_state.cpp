@@ -5,7 +5,8 @@ namespace troupe {
 
 nlohmann::json to_json(const RunState& state) {
   auto live = nlohmann::json::array();
-  for (const auto& one : state.live) live.push_back({{"group", one.group}, {"index", one.index}, {"version", one.version}});
+  for (const auto& one : state.live)
+    live.push_back({{"group", one.group}, {"index", one.index}, {"version", one.version}});
   nlohmann::json json{{"format", 1},
                       {"step", state.step},
                       {"version", state.step},
@@ -25,7 +26,8 @@ RunState parse_run_state(const nlohmann::json& json) {
     state.step = json.at("step");
     state.next_prompt = json.at("next_prompt");
     state.next_index = json.at("next_index");
-    for (const auto& one : json.at("outstanding")) state.live.push_back({one.at("group"), one.at("index"), one.at("version")});
+    for (const auto& one : json.at("outstanding"))
+      state.live.push_back({one.at("group"), one.at("index"), one.at("version")});
     state.time_s = json.value("time_s", 0.0);
     state.num_resumes = json.value("num_resumes", int64_t{0});
     state.has_best_score = json.contains("best_score");

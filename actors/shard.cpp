@@ -27,12 +27,16 @@ class ShardState {
           step_ = local.batch->step;
           return run("train step", [&] { return work_->train(*local.batch); });
         },
-        [this](atom::validate, const LocalBatch& local) { return run("validate", [&] { return work_->validate(*local.batch); }); },
+        [this](atom::validate, const LocalBatch& local) {
+          return run("validate", [&] { return work_->validate(*local.batch); });
+        },
         [this](atom::weights, int64_t version) { return run("publish", [&] { return work_->publish(version); }); },
         [this](atom::save, int64_t step, const StepDecision& decision) {
           return run("save", [&] { return work_->save(step, decision); });
         },
-        [this](atom::write, const std::string& folder) { return run("write model", [&] { return work_->write_model(folder); }); },
+        [this](atom::write, const std::string& folder) {
+          return run("write model", [&] { return work_->write_model(folder); });
+        },
     };
   }
 
@@ -60,7 +64,8 @@ class ShardState {
 
 }  // namespace
 
-shard_actor spawn_shard(caf::actor_system& system, int rank, ShardWorkFactory make_work, std::shared_ptr<Trace> trace, bool detached) {
+shard_actor spawn_shard(caf::actor_system& system, int rank, ShardWorkFactory make_work, std::shared_ptr<Trace> trace,
+                        bool detached) {
   return spawn_worker<shard_actor, ShardState>(detached, system, rank, std::move(make_work), std::move(trace));
 }
 

@@ -7,6 +7,7 @@
 
 namespace troupe {
 
-shard_actor spawn_shard(caf::actor_system& system, int rank, ShardWorkFactory make_work, std::shared_ptr<Trace> trace, bool detached);
+shard_actor spawn_shard(caf::actor_system& system, int rank, ShardWorkFactory make_work, std::shared_ptr<Trace> trace,
+                        bool detached);
 
 }  // namespace troupe

@@ -15,7 +15,8 @@ namespace troupe {
 int64_t num_stray_errors();
 void count_stray_error();
 
-/// Errors that nobody asked for are logged and counted, never fatal; exceptions end the actor with their text as reason.
+/// Errors that nobody asked for are logged and counted, never fatal; exceptions end the actor with their text as
+/// reason.
 template <class Pointer>
 void guard(Pointer self) {
   self->set_error_handler([self](caf::scheduled_actor*, caf::error& error) {

@@ -81,23 +81,28 @@ class SupervisorState {
     everybody_.erase(seat);
     const auto cause = describe_error(down.reason, self_->system());
     if (seat.role == "rollout") rollouts_.erase(seat.seat);
-    if (seat.role == "rollout" || seat.role == "reward") replace(seat, cause);
-    else if (seat.role == "evaluator") cast_.observer->say("the evaluator fell and is not restarted: " + cause);
-    else end(1, concat(seat.text(), " fell: ", cause));
+    if (seat.role == "rollout" || seat.role == "reward")
+      replace(seat, cause);
+    else if (seat.role == "evaluator")
+      cast_.observer->say("the evaluator fell and is not restarted: " + cause);
+    else
+      end(1, concat(seat.text(), " fell: ", cause));
   }
 
   void replace(const Seat& seat, const std::string& cause) {
     auto& policy = policies_.try_emplace(seat, cast_.restarts).first->second;
     const auto pause = policy.next_pause(std::chrono::steady_clock::now());
     if (pause) {
-      cast_.observer->say(concat(seat.text(), " fell: ", cause, "; restart ", policy.num_restarts(), " of ", cast_.restarts.num_restarts,
-                                 " in ", pause->count(), " ms"));
+      cast_.observer->say(concat(seat.text(), " fell: ", cause, "; restart ", policy.num_restarts(), " of ",
+                                 cast_.restarts.num_restarts, " in ", pause->count(), " ms"));
       ++num_restarting_;
       self_->delayed_send(self_, *pause, atom::next_v, seat.role, seat.seat);
     } else if (seat.role == "rollout" && (!rollouts_.empty() || num_restarting_ > 0)) {
-      cast_.observer->say(concat(seat.text(), " is given up after ", cast_.restarts.num_restarts, " restarts: ", cause));
+      cast_.observer->say(
+          concat(seat.text(), " is given up after ", cast_.restarts.num_restarts, " restarts: ", cause));
     } else {
-      end(1, concat(seat.text(), " fell ", cast_.restarts.num_restarts + 1, " times, nobody is left to do its work: ", cause));
+      end(1, concat(seat.text(), " fell ", cast_.restarts.num_restarts + 1,
+                    " times, nobody is left to do its work: ", cause));
     }
   }
 
@@ -132,13 +137,14 @@ class SupervisorState {
     // Sources first, then workers, then sinks; each dies with its own state.
     for (const char* role : {"director", "data", "rollout", "reward", "evaluator", "buffer", "trainer"})
       for (const auto& [seat, handle] : everybody_)
-        if (seat.role == role) caf::anon_send_exit(caf::actor_cast<caf::actor>(handle), caf::exit_reason::user_shutdown);
+        if (seat.role == role)
+          caf::anon_send_exit(caf::actor_cast<caf::actor>(handle), caf::exit_reason::user_shutdown);
     everybody_.clear();
     rollouts_.clear();
-    buffer_ = buffer_actor();
-    reward_ = reward_actor();
-    director_ = director_actor();
-    control_ = run_control_actor();
+    buffer_ = {};
+    reward_ = {};
+    director_ = {};
+    control_ = {};
     cast_ = {};
     tell();
   }

@@ -1,5 +1,5 @@
-// The supervisor actor: starts every role, watches them, restarts rollout and reward with a growing pause, and ends the run
-// with the cause when anybody else falls.
+// The supervisor actor: starts every role, watches them, restarts rollout and reward with a growing pause, and ends the
+// run with the cause when anybody else falls.
 //
 //   running ──trainer finished──> ended (0 or 130)
 //      └── director, buffer or trainer fell; a role out of restarts and nobody left to do its work ──> ended (1, cause)
@@ -26,7 +26,8 @@ struct CastList {
   std::function<rollout_actor(caf::actor_system&, int worker, director_actor, reward_actor)> start_rollout;
   /// Pre-training: one actor is batch source and run control.
   std::function<std::pair<batch_source_actor, run_control_actor>(caf::actor_system&)> start_data;
-  std::function<trainer_actor(caf::actor_system&, batch_source_actor, run_control_actor, supervisor_actor)> start_trainer;
+  std::function<trainer_actor(caf::actor_system&, batch_source_actor, run_control_actor, supervisor_actor)>
+      start_trainer;
 };
 
 supervisor_actor spawn_supervisor(caf::actor_system& system, CastList cast);

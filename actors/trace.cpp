@@ -30,10 +30,17 @@ void Trace::write(const std::filesystem::path& path) const {
   const std::lock_guard lock(mutex_);
   auto events = nlohmann::json::array();
   for (size_t role = 0; role < roles_.size(); ++role)
-    events.push_back({{"ph", "M"}, {"pid", 1}, {"tid", role}, {"name", "thread_name"}, {"args", {{"name", roles_[role]}}}});
+    events.push_back(
+        {{"ph", "M"}, {"pid", 1}, {"tid", role}, {"name", "thread_name"}, {"args", {{"name", roles_[role]}}}});
   for (const auto& event : events_)
-    events.push_back({{"ph", "X"}, {"pid", 1}, {"tid", event.role}, {"name", event.name}, {"ts", event.begin_us}, {"dur", event.duration_us}});
-  write_file_atomically(path, nlohmann::json{{"traceEvents", std::move(events)}, {"spans_left_out", num_left_out_}}.dump());
+    events.push_back({{"ph", "X"},
+                      {"pid", 1},
+                      {"tid", event.role},
+                      {"name", event.name},
+                      {"ts", event.begin_us},
+                      {"dur", event.duration_us}});
+  write_file_atomically(path,
+                        nlohmann::json{{"traceEvents", std::move(events)}, {"spans_left_out", num_left_out_}}.dump());
 }
 
 }  // namespace troupe

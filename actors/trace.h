@@ -1,5 +1,5 @@
-// Who was busy when: sums per role for the idle shares, and, where wanted, every span as a Chrome trace (chrome://tracing,
-// Perfetto). Thread-safe; a span costs one lock.
+// Who was busy when: sums per role for the idle shares, and, where wanted, every span as a Chrome trace
+// (chrome://tracing, Perfetto). Thread-safe; a span costs one lock.
 #pragma once
 
 #include <chrono>

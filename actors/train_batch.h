@@ -10,9 +10,9 @@
 namespace troupe {
 
 struct TrainBatch {
-  int64_t step = 0;                      // 1-based: the step that this batch makes
-  std::vector<Trajectory> trajectories;  // RL: every rank gets all
-  std::vector<uint64_t> groups;          // RL: places whose slots this batch frees
+  int64_t step = 0;                                           // 1-based: the step that this batch makes
+  std::vector<Trajectory> trajectories;                       // RL: every rank gets all
+  std::vector<uint64_t> groups;                               // RL: places whose slots this batch frees
   std::vector<std::vector<LanguageModelBatch>> rows_by_rank;  // pre-training: each rank its own
 };
 

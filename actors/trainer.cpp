@@ -16,7 +16,8 @@ class TrainerState {
     for (const auto& shard : shards_) caf::anon_send_exit(shard, caf::exit_reason::user_shutdown);
   }
 
-  trainer_actor::behavior_type start(batch_source_actor source, run_control_actor control, supervisor_actor supervisor, TrainerSetup setup) {
+  trainer_actor::behavior_type start(batch_source_actor source, run_control_actor control, supervisor_actor supervisor,
+                                     TrainerSetup setup) {
     source_ = std::move(source);
     control_ = std::move(control);
     supervisor_ = std::move(supervisor);
@@ -28,7 +29,8 @@ class TrainerState {
     }
     self_->set_down_handler([this](const caf::down_msg& down) {
       for (size_t rank = 0; rank < shards_.size(); ++rank)
-        if (shards_[rank].address() == down.source) fail(concat("shard ", rank, " died: ", describe_error(down.reason, self_->system())));
+        if (shards_[rank].address() == down.source)
+          fail(concat("shard ", rank, " died: ", describe_error(down.reason, self_->system())));
     });
     return {[this](atom::next) { load(); }};
   }
@@ -73,10 +75,13 @@ class TrainerState {
   }
 
   void load() {
-    ask_shards("load", [this](nlohmann::json description) {
-      setup_.observer->call([&](RunObserver& observer) { observer.on_start(description); });
-      publish([this](const nlohmann::json&) { ask_control("decide", atom::decide_v); });
-    }, atom::load_v);
+    ask_shards(
+        "load",
+        [this](nlohmann::json description) {
+          setup_.observer->call([&](RunObserver& observer) { observer.on_start(description); });
+          publish([this](const nlohmann::json&) { ask_control("decide", atom::decide_v); });
+        },
+        atom::load_v);
   }
 
   void publish(Next next) { ask_shards("publish", std::move(next), atom::weights_v, int64_t{step_}); }
@@ -85,22 +90,29 @@ class TrainerState {
     if (decision.export_best) {
       auto rest = decision;
       rest.export_best = false;
-      ask_shards("write best model", [this, rest](const nlohmann::json&) { obey(rest); }, atom::write_v, std::string("best"));
+      ask_shards(
+          "write best model", [this, rest](const nlohmann::json&) { obey(rest); }, atom::write_v, std::string("best"));
     } else if (decision.save) {
       auto rest = decision;
       rest.save = false;
       rest.state_json.clear();
       rest.groups = {};
-      ask_shards("save", [this, rest](const nlohmann::json&) {
-        setup_.observer->say(concat("checkpoint of step ", step_, " written"));
-        obey(rest);
-      }, atom::save_v, int64_t{step_}, decision);
+      ask_shards(
+          "save",
+          [this, rest](const nlohmann::json&) {
+            setup_.observer->say(concat("checkpoint of step ", step_, " written"));
+            obey(rest);
+          },
+          atom::save_v, int64_t{step_}, decision);
     } else if (decision.validate && setup_.validation.batch != nullptr) {
-      ask_shards("validate", [this](const nlohmann::json& metrics) { ask_control("validate", atom::validate_v, metrics.dump()); },
-                 atom::validate_v, setup_.validation);
+      ask_shards(
+          "validate",
+          [this](const nlohmann::json& metrics) { ask_control("validate", atom::validate_v, metrics.dump()); },
+          atom::validate_v, setup_.validation);
     } else if (decision.stop) {
       if (!decision.interrupted && setup_.write_model) {
-        ask_shards("write model", [this](const nlohmann::json&) { finish(false); }, atom::write_v, std::string("model"));
+        ask_shards(
+            "write model", [this](const nlohmann::json&) { finish(false); }, atom::write_v, std::string("model"));
       } else {
         finish(decision.interrupted);
       }
@@ -109,9 +121,7 @@ class TrainerState {
     }
   }
 
-  void finish(bool interrupted) {
-    caf::anon_send(supervisor_, atom::finished_v, interrupted);
-  }
+  void finish(bool interrupted) { caf::anon_send(supervisor_, atom::finished_v, interrupted); }
 
   void ask_batch() {
     const auto asked = std::chrono::steady_clock::now();
@@ -122,24 +132,30 @@ class TrainerState {
               train(local);
             },
             [this](const caf::error& error) {
-              if (error == ec::interrupted) ask_control("decide", atom::decide_v);
-              else fail(concat("waited for a batch from ", "the batch source: ", describe_error(error, self_->system())));
+              if (error == ec::interrupted)
+                ask_control("decide", atom::decide_v);
+              else
+                fail(concat("waited for a batch from ", "the batch source: ", describe_error(error, self_->system())));
             });
   }
 
   void train(const LocalBatch& local) {
     const auto begin = std::chrono::steady_clock::now();
-    ask_shards("train step", [this, local, begin](nlohmann::json metrics) {
-      const auto trained = std::chrono::steady_clock::now();
-      ++step_;
-      publish([this, local, begin, trained, metrics = std::move(metrics)](const nlohmann::json& sync) mutable {
-        for (const auto& [key, value] : sync.items()) metrics[key] = value;
-        metrics["timing/train_step(s)"] = std::chrono::duration<double>(trained - begin).count();
-        metrics["timing/wait_for_batch(s)"] = wait_s_;
-        metrics["timing/weight_sync/total(s)"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - trained).count();
-        ask_control("trained", atom::trained_v, StepReport{step_, step_, local.batch->groups, metrics.dump()});
-      });
-    }, atom::train_v, local);
+    ask_shards(
+        "train step",
+        [this, local, begin](nlohmann::json metrics) {
+          const auto trained = std::chrono::steady_clock::now();
+          ++step_;
+          publish([this, local, begin, trained, metrics = std::move(metrics)](const nlohmann::json& sync) mutable {
+            for (const auto& [key, value] : sync.items()) metrics[key] = value;
+            metrics["timing/train_step(s)"] = std::chrono::duration<double>(trained - begin).count();
+            metrics["timing/wait_for_batch(s)"] = wait_s_;
+            metrics["timing/weight_sync/total(s)"] =
+                std::chrono::duration<double>(std::chrono::steady_clock::now() - trained).count();
+            ask_control("trained", atom::trained_v, StepReport{step_, step_, local.batch->groups, metrics.dump()});
+          });
+        },
+        atom::train_v, local);
   }
 
   Pointer self_;
@@ -154,9 +170,10 @@ class TrainerState {
 
 }  // namespace
 
-trainer_actor spawn_trainer(caf::actor_system& system, batch_source_actor source, run_control_actor control, supervisor_actor supervisor,
-                            TrainerSetup setup) {
-  return spawn_state<trainer_actor, TrainerState>(system, std::move(source), std::move(control), std::move(supervisor), std::move(setup));
+trainer_actor spawn_trainer(caf::actor_system& system, batch_source_actor source, run_control_actor control,
+                            supervisor_actor supervisor, TrainerSetup setup) {
+  return spawn_state<trainer_actor, TrainerState>(system, std::move(source), std::move(control), std::move(supervisor),
+                                                  std::move(setup));
 }
 
 }  // namespace troupe

@@ -1,7 +1,8 @@
 // The trainer actor: owns shards, asks for batches, reports each step to the run control and does what it decides.
 // The same for pre-training and RL: they differ by what the shards are given and by who gives it.
 //
-//   load ──> decide ──> [write best] ──> [save] ──> [validate] ──> batch ──> train ──> publish ──> trained ──> decide ...
+//   load ──> decide ──> [write best] ──> [save] ──> [validate] ──> batch ──> train ──> publish ──> trained ──> decide
+//   ...
 //                                          └──────> stop: [write model] ──> finished (supervisor)
 #pragma once
 
@@ -17,14 +18,14 @@ struct TrainerSetup {
   ShardWorkFactory make_work;
   std::shared_ptr<Trace> trace;
   std::shared_ptr<ObserverGate> observer;
-  int64_t first_step = 0;      // steps done before (resume)
-  bool write_model = true;     // <folder>/model at the end
-  LocalBatch validation;       // pre-training: rows of the validation loss
+  int64_t first_step = 0;   // steps done before (resume)
+  bool write_model = true;  // <folder>/model at the end
+  LocalBatch validation;    // pre-training: rows of the validation loss
   std::chrono::milliseconds limit{600'000};
-  bool detached = true;        // shards on their own threads
+  bool detached = true;  // shards on their own threads
 };
 
-trainer_actor spawn_trainer(caf::actor_system& system, batch_source_actor source, run_control_actor control, supervisor_actor supervisor,
-                            TrainerSetup setup);
+trainer_actor spawn_trainer(caf::actor_system& system, batch_source_actor source, run_control_actor control,
+                            supervisor_actor supervisor, TrainerSetup setup);
 
 }  // namespace troupe

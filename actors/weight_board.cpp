@@ -20,8 +20,8 @@ double WeightBoard::wait_for_room(std::chrono::milliseconds limit) {
     prune();
     if (static_cast<int>(alive_.size()) <= num_readers_) break;
     if (Clock::now() - start > limit) {
-      fail("weights: ", alive_.size(), " snapshots are still held by readers after ", limit.count(), " ms; at most ", num_readers_ + 1,
-           " may exist");
+      fail("weights: ", alive_.size(), " snapshots are still held by readers after ", limit.count(), " ms; at most ",
+           num_readers_ + 1, " may exist");
     }
     released_.wait_for(lock, kLook);
   }

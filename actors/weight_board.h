@@ -20,7 +20,8 @@ class WeightBoard {
   /// `num_readers`: engines that may each hold a version of their own.
   explicit WeightBoard(int num_readers) : num_readers_(num_readers) {}
 
-  /// Blocks until one more snapshot may exist. Returns the seconds waited; throws Error after `limit`, naming the count.
+  /// Blocks until one more snapshot may exist. Returns the seconds waited; throws Error after `limit`, naming the
+  /// count.
   double wait_for_room(std::chrono::milliseconds limit);
   /// Hangs up a snapshot; the previous one lives on with its readers. Returns nothing to wait for.
   void publish(Pointer model);

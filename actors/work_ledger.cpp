@@ -25,8 +25,8 @@ int64_t WorkLedger::leave(int worker) {
   if (found == workers_.end()) return 0;
   workers_.erase(found);
   int64_t num_lost = 0;
-  // Also samples that are being scored: their bytes may have died with the worker. Should the answer come all the same, it
-  // is the first and counts; the repeated one is then the duplicate.
+  // Also samples that are being scored: their bytes may have died with the worker. Should the answer come all the same,
+  // it is the first and counts; the repeated one is then the duplicate.
   for (auto& [group, work] : groups_) {
     for (auto& [id, sample] : work.samples) {
       if (sample.state == State::kWaiting || sample.worker != worker) continue;
@@ -113,7 +113,8 @@ std::vector<WorkIssue> WorkLedger::issue() {
       }
       issues.push_back(std::move(issue));
     }
-    // Older groups come first: nobody takes the room that the oldest waits for. With fixed homes the others do not compete.
+    // Older groups come first: nobody takes the room that the oldest waits for. With fixed homes the others do not
+    // compete.
     if (!placed && options_.group_to_worker != GroupToWorker::kFixed) break;
   }
   return issues;
@@ -134,7 +135,8 @@ void WorkLedger::generated(int worker, uint64_t sample_id, uint32_t attempt) {
   found->second.held.erase(held);
   ++found->second.credit;
   auto* sample = find(sample_id);
-  if (sample != nullptr && sample->worker == worker && sample->state == State::kAtWorker) sample->state = State::kScoring;
+  if (sample != nullptr && sample->worker == worker && sample->state == State::kAtWorker)
+    sample->state = State::kScoring;
 }
 
 void WorkLedger::finished(uint64_t sample_id) {

@@ -45,15 +45,17 @@ class WorkLedger {
  public:
   explicit WorkLedger(WorkLedgerOptions options) : options_(options) {}
 
-  /// A worker with room for `credit` samples that computes with `version` (-1: no weights yet). An id comes once only: a
-  /// restarted worker joins anew after its loss was told.
+  /// A worker with room for `credit` samples that computes with `version` (-1: no weights yet). An id comes once only:
+  /// a restarted worker joins anew after its loss was told.
   void join(int worker, int credit, int64_t version);
-  /// The worker is gone: its unfinished samples wait again. Returns how many; those out of patience are in take_given_up.
+  /// The worker is gone: its unfinished samples wait again. Returns how many; those out of patience are in
+  /// take_given_up.
   int64_t leave(int worker);
   /// The worker has applied a version.
   void acknowledge(int worker, int64_t version);
 
-  /// New work in order of admission: `missing` sample ids of the group; only workers at `min_version` or newer get them.
+  /// New work in order of admission: `missing` sample ids of the group; only workers at `min_version` or newer get
+  /// them.
   void add_group(uint64_t group, int64_t order, int64_t min_version, const std::vector<uint64_t>& missing);
   /// Drops what is left of a group (it was trained or dropped).
   void remove_group(uint64_t group);

@@ -55,7 +55,9 @@ int verify(const std::vector<std::string>& folders) {
       }
     }
     const bool good = result.ok && result.error.empty() && equal.value_or(true);
-    auto number = [](double value) { return std::isnan(value) ? nlohmann::ordered_json() : nlohmann::ordered_json(value); };
+    auto number = [](double value) {
+      return std::isnan(value) ? nlohmann::ordered_json() : nlohmann::ordered_json(value);
+    };
     nlohmann::ordered_json line{
         {"dir", folder},
         {"logits_max_abs", number(result.logits_max_abs)},

@@ -64,8 +64,10 @@ int64_t cut_json_lines_after(const std::filesystem::path& path, int64_t last_ste
     const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     broken = broken || end == std::string::npos || !object.is_object();
     const bool keep = !broken && object.value("step", int64_t{0}) <= last_step;
-    if (keep) kept += line + "\n";
-    else ++num_cut;
+    if (keep)
+      kept += line + "\n";
+    else
+      ++num_cut;
     begin = end == std::string::npos ? text.size() : end + 1;
   }
   if (num_cut > 0) write_file_atomically(path, kept);

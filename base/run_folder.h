@@ -29,8 +29,8 @@ class JsonLinesFile {
   int file_ = -1;
 };
 
-/// Removes the lines whose "step" is beyond `last_step`, and a half-written or broken end (everything after it). A missing
-/// file is fine. Returns how many lines went.
+/// Removes the lines whose "step" is beyond `last_step`, and a half-written or broken end (everything after it). A
+/// missing file is fine. Returns how many lines went.
 int64_t cut_json_lines_after(const std::filesystem::path& path, int64_t last_step);
 
 class RunFolder {

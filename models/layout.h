@@ -4,8 +4,8 @@
 //     segment 0   segment 1       segment 2       segment 3  segment 4
 //                 parent 0        parent 0                   parent 3
 //
-// A token sees itself, what stands before it in its own segment, and the whole of its segment's ancestors. A prompt that
-// many samples of a group share is therefore computed once; the gradient equals that of separate rows.
+// A token sees itself, what stands before it in its own segment, and the whole of its segment's ancestors. A prompt
+// that many samples of a group share is therefore computed once; the gradient equals that of separate rows.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 namespace troupe {
 
 struct Segment {
-  int32_t begin = 0;   // first token in the row
-  int32_t length = 0;  // > 0
-  int32_t parent = -1; // index of an earlier segment, or -1; a parent has no parent itself (one level)
+  int32_t begin = 0;    // first token in the row
+  int32_t length = 0;   // > 0
+  int32_t parent = -1;  // index of an earlier segment, or -1; a parent has no parent itself (one level)
 };
 
 struct PackedLayout {

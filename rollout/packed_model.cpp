@@ -95,6 +95,24 @@ class Packer {
     return {values.data_ptr<float>(), values.data_ptr<float>() + values.numel()};
   }
 
+  /// at::cat would wake its own pool of threads for each small copy.
+  static Tensor join_rows(std::vector<Tensor>& parts) {
+    int64_t rows = 0;
+    bool same = true;
+    for (const auto& part : parts) {
+      rows += part.size(0);
+      same = same && part.scalar_type() == parts[0].scalar_type();
+    }
+    const Tensor joined = at::empty({rows, parts[0].size(1)}, same ? parts[0].scalar_type() : at::kFloat);
+    auto* to = static_cast<std::byte*>(joined.data_ptr());
+    for (auto& part : parts) {
+      if (!same) part = part.to(at::kFloat);
+      std::memcpy(to, part.const_data_ptr(), part.nbytes());
+      to += part.nbytes();
+    }
+    return joined;
+  }
+
   /// Plans `matrix` with the rows of `parts` one below the other.
   void plan_matrix(PackedMatrix<T>& matrix, const std::vector<std::string>& parts, bool interleaved = false) {
     std::vector<Tensor> tensors;
@@ -104,10 +122,8 @@ class Packer {
       tensors.push_back(tensor.contiguous());
     }
     const int64_t depth = tensors[0].size(1);
-    if (!interleaved && tensors.size() > 1) {
-      // Rows of a panel may come from two tensors; these are small enough to be joined first.
-      tensors = {at::cat(tensors, 0)};
-    }
+    // Rows of a panel may come from two tensors; these are small enough to be joined first.
+    if (!interleaved && tensors.size() > 1) tensors = {join_rows(tensors)};
     matrix.depth = padded_depth(depth);
     for (size_t i = 0; i < tensors.size(); ++i) {
       PackJob<T> job;
@@ -177,7 +193,8 @@ class Packer {
     T* to = job.panels + (panel * job.panel_stride + job.position) * elements;
     const int64_t offset = row * job.depth;
     if (job.weight.scalar_type() == at::kFloat) {
-      kernels.pack_panel_from_float(job.weight.template const_data_ptr<float>() + offset, job.depth, rows, job.depth, to);
+      kernels.pack_panel_from_float(job.weight.template const_data_ptr<float>() + offset, job.depth, rows, job.depth,
+                                    to);
     } else {
       const auto* from = static_cast<const Bf16*>(job.weight.const_data_ptr());
       kernels.pack_panel_from_bf16(from + offset, job.depth, rows, job.depth, to);

@@ -288,25 +288,48 @@ struct DecodeLoops {
     to.bits = static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
   }
 
+  /// What one row gives to a panel at depth k: one float, or a pair of bf16.
+  static inline float panel_cell(const float* from, float*) { return *from; }
+  static inline float panel_cell(const Bf16* from, float*) { return widened(*from); }
+  static inline uint32_t panel_cell(const Bf16* from, Bf16*) {
+    uint32_t pair;
+    __builtin_memcpy(&pair, from, sizeof(pair));
+    return pair;
+  }
+  static inline uint32_t panel_cell(const float* from, Bf16*) {
+    Bf16 low, high;
+    assign(from[0], low);
+    assign(from[1], high);
+    return uint32_t{low.bits} | uint32_t{high.bits} << 16;
+  }
+
   template <class From, class To>
   static void pack_panel(const From* weight, int64_t stride, int64_t rows, int64_t depth, To* panel) {
     constexpr int64_t kPair = sizeof(To) == 2 ? 2 : 1;  // neighbours along the depth
-    constexpr int64_t kChunk = 64;                      // keeps what is written in the first-level cache
-    const int64_t padded = (depth + kPair - 1) / kPair * kPair;
-    for (int64_t begin = 0; begin < padded; begin += kChunk) {
-      const int64_t end = begin + kChunk < padded ? begin + kChunk : padded;
-      for (int64_t r = 0; r < kPanelColumns; ++r) {
+    constexpr int64_t kChunk = 32;                      // cells along the depth; what is written stays in the cache
+    using Cell = decltype(panel_cell(weight, panel));
+    const int64_t whole = depth / kPair;  // cells; an odd depth has half a cell more
+    for (int64_t begin = 0; begin < whole; begin += kChunk) {
+      const int64_t end = begin + kChunk < whole ? begin + kChunk : whole;
+      for (int64_t r = 0; r < rows; ++r) {
         const From* from = weight + r * stride;
-        To* to = panel + r * kPair;
-        for (int64_t k = begin; k < end; ++k) {
-          To& slot = to[k / kPair * kPair * kPanelColumns + k % kPair];
-          if (r < rows && k < depth) {
-            assign(from[k], slot);
-          } else {
-            slot = To{};
-          }
+        char* to = reinterpret_cast<char*>(panel) + r * sizeof(Cell);
+        for (int64_t cell = begin; cell < end; ++cell) {
+          const Cell value = panel_cell(from + cell * kPair, panel);
+          __builtin_memcpy(to + cell * kPanelColumns * sizeof(Cell), &value, sizeof(Cell));
         }
       }
+    }
+    if (whole * kPair < depth) {
+      for (int64_t r = 0; r < rows; ++r) {
+        To* last = panel + (whole * kPanelColumns + r) * kPair;
+        assign(weight[r * stride + depth - 1], last[0]);
+        last[kPair - 1] = To{};
+      }
+    }
+    const int64_t cells = (depth + kPair - 1) / kPair;
+    for (int64_t cell = 0; rows < kPanelColumns && cell < cells; ++cell) {
+      __builtin_memset(panel + (cell * kPanelColumns + rows) * kPair, 0, (kPanelColumns - rows) * sizeof(Cell));
     }
   }
 
