@@ -1,5 +1,6 @@
 #include "models/formats/gguf_header.h"
 #include "models/formats/gguf_reader.h"
+#include "models/formats/gguf_tokenizer.h"
 
 #include <nlohmann/json.hpp>
 
@@ -125,6 +126,32 @@ TEST_CASE("B057 rotary rows of q and k are put back in order") {
   CHECK(open_checkpoint(folder.path())->config().tie_word_embeddings);  // a folder with one GGUF file
   write_file_synced(folder / "y.gguf", builder.bytes());
   CHECK(contains(error_of([&] { open_checkpoint(folder.path()); }), "2 .gguf files"));
+}
+
+TEST_CASE("a SentencePiece vocabulary becomes merges, best score first") {
+  const std::vector<std::string> tokens = {"<unk>", "<s>", "<0x41>", "a", "b", "c", "ab", "bc", "abc", "<mark>"};
+  const std::vector<int32_t> kinds = {2, 3, 6, 1, 1, 1, 1, 1, 1, 4};
+  const std::vector<float> scores = {0, 0, 0, -4, -5, -6, -2, -1, -3, 0};
+  GgufBuilder builder(0, 6);
+  builder.key_text("tokenizer.ggml.model", "llama")
+      .key_uint32("tokenizer.ggml.bos_token_id", 1)
+      .key_uint32("tokenizer.ggml.unknown_token_id", 0);
+  builder.text("tokenizer.ggml.tokens").put<uint32_t>(9).put<uint32_t>(8).put<uint64_t>(tokens.size());
+  for (const auto& token : tokens) builder.text(token);
+  builder.text("tokenizer.ggml.token_type").put<uint32_t>(9).put<uint32_t>(5).put<uint64_t>(kinds.size());
+  for (const auto kind : kinds) builder.put(kind);
+  builder.text("tokenizer.ggml.scores").put<uint32_t>(9).put<uint32_t>(6).put<uint64_t>(scores.size());
+  for (const auto score : scores) builder.put(score);
+  const auto header = parse_gguf_header(as_bytes(builder.bytes()), "x.gguf");
+  const auto tokenizer = nlohmann::json::parse(gguf_tokenizer_json(header));
+  const auto expected = nlohmann::json::parse(R"([["b","c"],["a","b"],["ab","c"],["a","bc"]])");
+  CHECK(tokenizer["model"]["merges"] == expected);
+  CHECK(tokenizer["model"]["byte_fallback"] == true);
+  CHECK(tokenizer["model"]["unk_token"] == "<unk>");
+  CHECK(tokenizer["added_tokens"].size() == 3);
+  CHECK(tokenizer["added_tokens"][2]["special"] == false);
+  CHECK(tokenizer["post_processor"]["special_tokens"]["<s>"]["ids"][0] == 1);
+  CHECK(tokenizer["normalizer"]["normalizers"][0]["type"] == "Prepend");
 }
 
 TEST_CASE("SmolLM2 from its GGUF file") {
