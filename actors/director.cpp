@@ -79,8 +79,11 @@ class DirectorState {
   void restore() {
     for (const auto& admission : state_.live) {
       slots_->restore(admission);
-      const auto& finished = setup_.finished[admission.group];
-      begin_group(admission, finished, !setup_.finished.contains(admission.group) || finished.empty());
+      // The buffer's half of the checkpoint knows the group, be it without a single finished sample: announced again it
+      // would be a second group. One that was admitted between the two halves is new to it.
+      const auto known = setup_.finished.find(admission.group);
+      const bool announce = known == setup_.finished.end();
+      begin_group(admission, announce ? std::vector<uint64_t>() : known->second, announce);
     }
     slots_->set_next_index(std::max(slots_->next_index(), state_.next_index));
     setup_.finished.clear();
