@@ -10,6 +10,7 @@
 #include "actors/run_setup.h"
 #include "actors/trainer.h"
 #include "base/cpu.h"
+#include "base/error.h"
 #include "base/file.h"
 
 namespace troupe {

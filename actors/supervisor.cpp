@@ -141,10 +141,10 @@ class SupervisorState {
           caf::anon_send_exit(caf::actor_cast<caf::actor>(handle), caf::exit_reason::user_shutdown);
     everybody_.clear();
     rollouts_.clear();
-    buffer_ = {};
-    reward_ = {};
-    director_ = {};
-    control_ = {};
+    buffer_ = buffer_actor();
+    reward_ = reward_actor();
+    director_ = director_actor();
+    control_ = run_control_actor();
     cast_ = {};
     tell();
   }
