@@ -33,9 +33,6 @@ class ConsoleObserver : public RunObserver {
   void on_evaluation(const nlohmann::json& metrics) override {
     if (!quiet_) log::info("evaluation after step ", metrics.value("step", int64_t{0}), ":", evaluation_text(metrics));
   }
-  void on_text(std::string_view line) override {
-    if (!quiet_) log::info(line);
-  }
   const std::string& folder() const { return folder_; }
 
  private:
