@@ -1,5 +1,5 @@
 # Finds LibTorch: a Torch_DIR given by the user, else the PyPI wheel that scripts/install-deps puts into .deps.
-# Makes Torch::cpu (libtorch_cpu, libc10) and, when TROUPE_WITH_CUDA, Torch::cuda. The wheel's own CMake package is not
+# Makes Torch::cpu (libtorch_cpu, libc10) and. The wheel's own CMake package is not
 # used: it insists on a CUDA toolkit even for programs that only touch the CPU.
 if(Torch_DIR)
   get_filename_component(TROUPE_TORCH_ROOT "${Torch_DIR}/../../.." ABSOLUTE)
