@@ -29,26 +29,58 @@ Tensor random_normal(uint64_t seed, const std::string& name, const std::vector<i
   return tensor;
 }
 
+/// A folder that only describes a model (config.json and the text side), for runs that start from random weights.
+class DescriptionReader : public CheckpointReader {
+ public:
+  explicit DescriptionReader(std::filesystem::path folder) : folder_(std::move(folder)) {
+    const auto json = nlohmann::json::parse(read_file(folder_ / "config.json"), nullptr, false);
+    require(json.is_object(), (folder_ / "config.json").string(), " is not a JSON object");
+    config_ = parse_model_config(json);
+    for (const char* name :
+         {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"}) {
+      if (std::filesystem::exists(folder_ / name)) text_files_[name] = read_file(folder_ / name);
+    }
+  }
+  const ModelConfig& config() const override { return config_; }
+  const std::map<std::string, TensorInfo>& tensors() const override { return tensors_; }
+  Tensor read(const std::string& name, at::ScalarType) const override {
+    fail(folder_.string(), " holds no weights, so no ", name);
+  }
+  std::string tokenizer_json() const override { return text("tokenizer.json"); }
+  std::string chat_template() const override { return text("chat_template.jinja"); }
+  nlohmann::json tokenizer_config() const override {
+    const auto json = nlohmann::json::parse(text("tokenizer_config.json"), nullptr, false);
+    return json.is_object() ? json : nlohmann::json::object();
+  }
+  std::map<std::string, std::string> text_files() const override { return text_files_; }
+  std::filesystem::path path() const override { return folder_; }
+
+ private:
+  std::string text(const std::string& name) const {
+    const auto found = text_files_.find(name);
+    return found == text_files_.end() ? "" : found->second;
+  }
+  std::filesystem::path folder_;
+  ModelConfig config_;
+  std::map<std::string, TensorInfo> tensors_;
+  std::map<std::string, std::string> text_files_;
+};
+
 }  // namespace
 
 ModelSource::ModelSource(ModelOptions options, uint64_t seed) : options_(std::move(options)), seed_(seed) {
   if (options_.path.empty()) throw UsageError("model.path is empty: it takes a Hugging Face folder or a GGUF file");
   const std::filesystem::path path = options_.path;
-  std::string tokenizer_json, chat_template;
   const bool description_only = options_.random_init && std::filesystem::exists(path / "config.json");
   if (description_only) {
-    config_ = parse_model_config(nlohmann::json::parse(read_file(path / "config.json")));
-    if (std::filesystem::exists(path / "tokenizer.json")) tokenizer_json = read_file(path / "tokenizer.json");
-    if (std::filesystem::exists(path / "tokenizer_config.json"))
-      tokenizer_config_ = nlohmann::json::parse(read_file(path / "tokenizer_config.json"));
-    if (std::filesystem::exists(path / "chat_template.jinja")) chat_template = read_file(path / "chat_template.jinja");
+    reader_ = std::make_unique<DescriptionReader>(path);
   } else {
     reader_ = open_checkpoint(path);
-    config_ = reader_->config();
-    tokenizer_json = reader_->tokenizer_json();
-    tokenizer_config_ = reader_->tokenizer_config();
-    chat_template = reader_->chat_template();
   }
+  config_ = reader_->config();
+  tokenizer_config_ = reader_->tokenizer_config();
+  const auto tokenizer_json = reader_->tokenizer_json();
+  auto chat_template = reader_->chat_template();
   if (!options_.chat_template_path.empty()) chat_template = read_file(options_.chat_template_path);
   if (!tokenizer_json.empty()) tokenizer_ = parse_tokenizer(tokenizer_json);
   if (!chat_template.empty()) template_ = std::make_unique<ChatTemplate>(chat_template);

@@ -32,7 +32,7 @@ class ModelSource {
   ModelOptions options_;
   uint64_t seed_;
   ModelConfig config_;
-  std::unique_ptr<CheckpointReader> reader_;  // null: random, description only
+  std::unique_ptr<CheckpointReader> reader_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<ChatTemplate> template_;
   nlohmann::json tokenizer_config_;

@@ -86,6 +86,10 @@ LearnerOptions learner_options(const Config& config, int num_ranks) {
   learner.schedule.total_steps = config.integer_or(
       "lr_scheduler.total_steps", config.integer("training.steps") * config.integer("algorithm.num_epochs") *
                                       config.integer("algorithm.num_minibatches"));
+  if (learner.schedule.warmup_steps > learner.schedule.total_steps) {
+    refuse(config, "lr_scheduler.warmup_steps",
+           concat("is more than the schedule's ", learner.schedule.total_steps, " steps"));
+  }
   learner.schedule.decay_ratio = config.number("lr_scheduler.decay_ratio");
   learner.schedule.decay_type = config.string("lr_scheduler.decay_type");
   learner.schedule.min_lr_factor = config.number("lr_scheduler.min_lr_factor");

@@ -89,7 +89,7 @@ void check_torch(Report& report) {
     report.good("GPU", "CUDA is usable");
   } else if (void* driver = ::dlopen("libcuda.so.1", RTLD_LAZY)) {
     ::dlclose(driver);
-    report.note("GPU", "there is a driver, but this build is for CPUs: make cuda");
+    report.note("GPU", "there is a driver, but this build is for CPUs");
   } else {
     report.note("GPU", "none; CPU actors only");
   }

@@ -1,6 +1,5 @@
 # Finds LibTorch: a Torch_DIR given by the user, else the PyPI wheel that scripts/install-deps puts into .deps.
-# Makes Torch::cpu (libtorch_cpu, libc10) and. The wheel's own CMake package is not
-# used: it insists on a CUDA toolkit even for programs that only touch the CPU.
+# Makes Torch::cpu (libtorch_cpu, libc10). The wheel's own CMake package is not used: it insists on a CUDA toolkit even for programs that only touch the CPU.
 if(Torch_DIR)
   get_filename_component(TROUPE_TORCH_ROOT "${Torch_DIR}/../../.." ABSOLUTE)
 elseif(TROUPE_TORCH_ROOT_DEFAULT)

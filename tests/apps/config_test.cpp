@@ -118,6 +118,7 @@ TEST_CASE("impossible combinations are refused before anything is loaded") {
   CHECK(mentions(rl_error("[parallelism]\ndata_parallel_shard_degree = 0\n"), "data_parallel_shard_degree"));
   CHECK(mentions(rl_error("[sampling]\nmax_new_tokens = 4096\n"), "no room for a prompt"));
   CHECK(mentions(rl_error("[checkpoint]\nresume = \"/nowhere\"\n"), "no such folder"));
+  CHECK(mentions(rl_error("[lr_scheduler]\nwarmup_steps = 101\n"), "warmup_steps"));
   CHECK(mentions(rl_error("[[reward]]\nkind = \"nummer\"\n"), "number"));
   CHECK(mentions(rl_error("[[reward]]\nkind = \"number\"\n"), "two [[reward]] tables"));
   CHECK(mentions(rl_error("[[reward]]\nname = \"x\"\nkind = \"number\"\ncolour = 1\n"), "colour"));
