@@ -2,13 +2,12 @@
 
 #include <cmath>
 #include <numbers>
-#include <set>
 
-#include "base/cpu.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/philox.h"
+#include "models/text/model_text.h"
 
 namespace troupe {
 namespace {
@@ -116,14 +115,8 @@ std::vector<int32_t> ModelSource::encode(const Prompt& prompt) const {
   } else {
     auto messages = OrderedJson::array();
     for (const auto& [role, content] : prompt.messages) messages.push_back({{"role", role}, {"content", content}});
-    OrderedJson variables{
-        {"messages", std::move(messages)}, {"tools", nullptr}, {"documents", nullptr}, {"add_generation_prompt", true}};
-    for (const char* name : {"bos_token", "eos_token", "unk_token", "pad_token"}) {
-      const auto found = tokenizer_config_.find(name);
-      if (found == tokenizer_config_.end() || found->is_null()) continue;
-      variables[name] = found->is_object() ? found->value("content", std::string()) : found->get<std::string>();
-    }
-    tokens = tokenizer_->encode(template_->render(variables), false);
+    tokens =
+        tokenizer_->encode(template_->render(template_variables(tokenizer_config_, std::move(messages), true)), false);
   }
   require(!tokens.empty(), "prompt ", prompt.id, " has no tokens");
   for (const auto token : tokens)
@@ -132,22 +125,6 @@ std::vector<int32_t> ModelSource::encode(const Prompt& prompt) const {
   return tokens;
 }
 
-std::vector<int64_t> ModelSource::stop_token_ids() const {
-  std::set<int64_t> ids(config_.eos_token_ids.begin(), config_.eos_token_ids.end());
-  if (tokenizer_ != nullptr) {
-    for (const char* name : {"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "</s>"}) {
-      const auto id = tokenizer_->token_id(name);
-      if (id >= 0 && tokenizer_->is_special(id)) ids.insert(id);
-    }
-  }
-  return {ids.begin(), ids.end()};
-}
-
-at::ScalarType compute_dtype(const std::string& name) {
-  if (name == "float32") return at::kFloat;
-  if (name == "bfloat16") return at::kBFloat16;
-  if (name == "auto" || name.empty()) return has_fast_bf16() ? at::kBFloat16 : at::kFloat;
-  throw UsageError("rollout.dtype = \"" + name + "\" is not one of \"auto\", \"bfloat16\", \"float32\"");
-}
+std::vector<int64_t> ModelSource::stop_token_ids() const { return troupe::stop_token_ids(config_, tokenizer_.get()); }
 
 }  // namespace troupe

@@ -39,7 +39,4 @@ class ModelSource {
   std::map<std::string, ParameterSpec> specs_;
 };
 
-/// "auto" -> bfloat16 where the processor is faster with it.
-at::ScalarType compute_dtype(const std::string& name);
-
 }  // namespace troupe

@@ -1,7 +1,6 @@
 // Builds the cast of a pre-training run (supervisor, trainer with its shards, data) and plays it.
 #include "actors/data_feed.h"
 #include "actors/learner_shard.h"
-#include "actors/play.h"
 #include "actors/run_setup.h"
 #include "actors/trainer.h"
 #include "base/cpu.h"
@@ -68,9 +67,8 @@ int run_pretrain(const PretrainTopology& topology) {
       made->rows_by_rank[i % made->rows_by_rank.size()].push_back(std::move(all[i]));
     validation.batch = std::move(made);
   }
-  const auto limit = milliseconds_of_limit(topology.limits);
-  auto shard = shard_setup(topology.model, topology.learner, topology.run, topology.checkpoint, topology.num_ranks,
-                           threads, limit);
+  const auto limit = milliseconds_of(topology.limits.request_timeout_s);
+  auto shard = shard_setup(topology.learner, topology.run, topology.checkpoint, topology.num_ranks, threads, limit);
   shard.model = model;
   if (resumed) shard.resume_from = resumed->path;
 
@@ -105,9 +103,7 @@ int run_pretrain(const PretrainTopology& topology) {
     setup.limit = limit;
     return spawn_trainer(system, std::move(batches), std::move(control), std::move(supervisor), std::move(setup));
   };
-  const auto code = play(std::move(cast),
-                         {topology.handle_signals,
-                          std::chrono::milliseconds(static_cast<int64_t>(topology.limits.shutdown_grace_s * 1000)), 2});
+  const auto code = play(std::move(cast), play_options(topology.limits, topology.handle_signals));
   if (topology.metrics.enable_trace) trace->write(std::filesystem::path(topology.run.folder) / "trace.json");
   return code;
 }

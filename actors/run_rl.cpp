@@ -4,7 +4,6 @@
 #include "actors/engine_work.h"
 #include "actors/evaluator.h"
 #include "actors/learner_shard.h"
-#include "actors/play.h"
 #include "actors/reward.h"
 #include "actors/run_checkpoint.h"
 #include "actors/run_setup.h"
@@ -57,7 +56,8 @@ int run_rl(const RlTopology& topology) {
   model->check_weights();
   require(model->tokenizer() != nullptr, topology.model.path, ": no tokenizer, which RL needs");
   const std::shared_ptr<const PromptSource> prompts = make_prompt_source(topology.data);
-  RewardSet(topology.rewards);  // wrong settings are found before anything starts
+  for (const auto& reward : topology.rewards)
+    make_reward_function(reward);  // wrong settings are found before anything starts
 
   const auto resumed = find_resume(topology.checkpoint, topology.run.folder);
   const auto state = resumed ? parse_run_state(resumed->state) : RunState{};
@@ -79,7 +79,7 @@ int run_rl(const RlTopology& topology) {
   const auto board = std::make_shared<WeightBoard>(topology.rollout.num_workers + (topology.evaluation.enable ? 1 : 0));
   const auto recorder = std::make_shared<RunRecorder>(folder, trace, observer, topology.run.seed);
   recorder->set_time_before(state.time_s);
-  const auto limit = milliseconds_of_limit(topology.limits);
+  const auto limit = milliseconds_of(topology.limits.request_timeout_s);
   const AdmissionOptions admission{topology.async_loop.num_prompts_per_train_step,
                                    topology.async_loop.target_offpolicy_steps, topology.async_loop.window_groups};
   GroupBufferOptions buffer_options{admission.num_groups_per_step, admission.window,
@@ -154,11 +154,11 @@ int run_rl(const RlTopology& topology) {
     setup.trace = trace;
     setup.credit = engine.max_sequences + static_cast<int>(std::min<int64_t>(topology.async_loop.num_samples_per_prompt,
                                                                              engine.max_sequences));
-    setup.score_limit = std::min(limit, std::chrono::milliseconds(static_cast<int64_t>(score_limit_s * 1000)));
+    setup.score_limit = std::min(limit, milliseconds_of(score_limit_s));
     return spawn_rollout(system, worker, std::move(director), std::move(reward), std::move(setup));
   };
-  const auto shard = shard_setup(topology.model, topology.learner, topology.run, topology.checkpoint,
-                                 topology.num_ranks, threads, limit);
+  const auto shard =
+      shard_setup(topology.learner, topology.run, topology.checkpoint, topology.num_ranks, threads, limit);
   cast.start_trainer = [=](caf::actor_system& system, batch_source_actor source, run_control_actor control,
                            supervisor_actor supervisor) {
     auto ranks = shard;
@@ -177,9 +177,7 @@ int run_rl(const RlTopology& topology) {
     setup.limit = limit;
     return spawn_trainer(system, std::move(source), std::move(control), std::move(supervisor), std::move(setup));
   };
-  const auto code = play(std::move(cast),
-                         {topology.handle_signals,
-                          std::chrono::milliseconds(static_cast<int64_t>(topology.limits.shutdown_grace_s * 1000)), 2});
+  const auto code = play(std::move(cast), play_options(topology.limits, topology.handle_signals));
   if (topology.metrics.enable_trace) trace->write(std::filesystem::path(topology.run.folder) / "trace.json");
   return code;
 }

@@ -23,19 +23,24 @@ std::shared_ptr<RunFolder> open_run_folder(const RunOptions& run, int64_t last_s
   return folder;
 }
 
+std::chrono::milliseconds milliseconds_of(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
 RestartOptions restart_options(const LimitOptions& limits) {
-  const auto ms = [](double seconds) { return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000)); };
-  return {limits.num_restarts, ms(limits.restart_window_s), ms(limits.first_restart_pause_s),
+  return {limits.num_restarts, milliseconds_of(limits.restart_window_s), milliseconds_of(limits.first_restart_pause_s),
           std::chrono::milliseconds(30'000)};
 }
 
-std::chrono::milliseconds milliseconds_of_limit(const LimitOptions& limits) {
-  return std::chrono::milliseconds(static_cast<int64_t>(limits.request_timeout_s * 1000));
+PlayOptions play_options(const LimitOptions& limits, bool handle_signals) {
+  PlayOptions options;
+  options.handle_signals = handle_signals;
+  options.shutdown_grace = milliseconds_of(limits.shutdown_grace_s);
+  return options;
 }
 
-LearnerShardSetup shard_setup(const ModelOptions&, const LearnerOptions& learner, const RunOptions& run,
-                              const CheckpointOptions& checkpoint, int num_ranks, int threads,
-                              std::chrono::milliseconds limit) {
+LearnerShardSetup shard_setup(const LearnerOptions& learner, const RunOptions& run, const CheckpointOptions& checkpoint,
+                              int num_ranks, int threads, std::chrono::milliseconds limit) {
   LearnerShardSetup setup;
   setup.options = learner;
   setup.options.seed = run.seed;

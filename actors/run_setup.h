@@ -2,6 +2,7 @@
 #pragma once
 
 #include "actors/learner_shard.h"
+#include "actors/play.h"
 #include "actors/restart_policy.h"
 #include "actors/run_checkpoint.h"
 #include "actors/topology.h"
@@ -14,10 +15,11 @@ std::optional<FoundCheckpoint> find_resume(const CheckpointOptions& checkpoint, 
 /// Creates it, cuts the records after `last_step`, opens log.txt and writes config.toml.
 std::shared_ptr<RunFolder> open_run_folder(const RunOptions& run, int64_t last_step);
 RestartOptions restart_options(const LimitOptions& limits);
-std::chrono::milliseconds milliseconds_of_limit(const LimitOptions& limits);
-LearnerShardSetup shard_setup(const ModelOptions& model, const LearnerOptions& learner, const RunOptions& run,
-                              const CheckpointOptions& checkpoint, int num_ranks, int threads,
-                              std::chrono::milliseconds limit);
+/// Seconds to the duration that requests take.
+std::chrono::milliseconds milliseconds_of(double seconds);
+PlayOptions play_options(const LimitOptions& limits, bool handle_signals);
+LearnerShardSetup shard_setup(const LearnerOptions& learner, const RunOptions& run, const CheckpointOptions& checkpoint,
+                              int num_ranks, int threads, std::chrono::milliseconds limit);
 /// Bytes of the trainer's parts.
 nlohmann::json describe_memory(const ModelConfig& config, int num_ranks);
 

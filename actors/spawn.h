@@ -3,7 +3,6 @@
 #pragma once
 
 #include <caf/all.hpp>
-#include <chrono>
 
 #include "actors/error.h"
 #include "actors/interfaces.h"
@@ -52,11 +51,6 @@ template <class Handle, class State, class Host, class... Ts>
 Handle spawn_worker(bool detached, Host& host, Ts... xs) {
   return detached ? spawn_state<Handle, State, caf::detached>(host, std::move(xs)...)
                   : spawn_state<Handle, State>(host, std::move(xs)...);
-}
-
-/// Seconds to the duration CAF takes.
-inline std::chrono::milliseconds milliseconds_of(double seconds) {
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
 }  // namespace troupe

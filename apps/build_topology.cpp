@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "apps/text_model.h"
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/text.h"
@@ -71,7 +70,7 @@ AlgorithmOptions algorithm_options(const Config& config) {
   return algorithm;
 }
 
-LearnerOptions learner_options(const Config& config, int num_ranks) {
+LearnerOptions learner_options(const Config& config) {
   LearnerOptions learner;
   learner.optimizer.name = config.string("optimizer.name");
   learner.optimizer.lr = config.number("optimizer.lr");
@@ -97,12 +96,11 @@ LearnerOptions learner_options(const Config& config, int num_ranks) {
   learner.num_tokens_per_microbatch = config.integer("training.num_tokens_per_microbatch_per_dp_rank");
   learner.max_context_length = config.integer("training.max_context_length");
   learner.skip_nonfinite_steps = static_cast<int>(config.integer("training.skip_nonfinite_steps"));
-  learner.sharding.parameter_dtype = resolve_dtype(config.string("training.mixed_precision_param"));
-  learner.sharding.reduce_dtype = resolve_dtype(config.string("training.mixed_precision_reduce"));
+  learner.sharding.parameter_dtype = compute_dtype(config.string("training.mixed_precision_param"));
+  learner.sharding.reduce_dtype = compute_dtype(config.string("training.mixed_precision_reduce"));
   learner.sharding.reshard_after_forward = config.string("parallelism.fsdp_reshard_after_forward");
   learner.seed = static_cast<uint64_t>(config.integer("run.seed"));
   learner.deterministic = config.boolean("run.deterministic");
-  (void)num_ranks;
   return learner;
 }
 
@@ -275,7 +273,7 @@ RlTopology build_rl_topology(const Config& config) {
   topology.run = run_options(config);
   topology.model = model_options(config);
   topology.num_ranks = num_ranks(config);
-  topology.learner = learner_options(config, topology.num_ranks);
+  topology.learner = learner_options(config);
   topology.learner.algorithm = algorithm_options(config);
   topology.data = prompt_options(config);
   topology.async_loop.target_offpolicy_steps = config.integer("async_loop.target_offpolicy_steps");
@@ -311,7 +309,7 @@ PretrainTopology build_pretrain_topology(const Config& config) {
   topology.run = run_options(config);
   topology.model = model_options(config);
   topology.num_ranks = num_ranks(config);
-  topology.learner = learner_options(config, topology.num_ranks);
+  topology.learner = learner_options(config);
   topology.data.kind = config.string("data.kind");
   if (topology.data.kind == "arithmetic") refuse(config, "data.kind", "is for RL; pre-training takes text or jsonl");
   topology.data.paths = config.strings("data.paths");

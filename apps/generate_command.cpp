@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "rollout/engine.h"
+#include "rollout/generate.h"
 #include "rollout/packed_model.h"
 
 namespace troupe::apps {
@@ -28,8 +28,7 @@ struct GenerateOptions {
 void check_options(const GenerateOptions& options) {
   if (options.prompt.empty() == options.input.empty()) throw UsageError("give either --prompt or --input");
   if (!options.input.empty() && options.output.empty()) throw UsageError("--input needs --output");
-  if (options.dtype != "auto" && options.dtype != "float32" && options.dtype != "bfloat16")
-    throw UsageError(concat("--dtype ", options.dtype, " is not known; known: auto, float32, bfloat16"));
+  compute_dtype(options.dtype);  // an unknown one is refused before the model is opened
   const auto& sampling = options.sampling;
   if (sampling.temperature < 0) throw UsageError("--temperature is negative");
   if (sampling.top_p <= 0 || sampling.top_p > 1) throw UsageError("--top-p lies in (0, 1]");
@@ -61,7 +60,7 @@ std::unique_ptr<Engine> make_engine(const TextModel& model, const GenerateOption
   engine_options.seed = options.seed;
   engine_options.num_threads = options.threads > 0 ? options.threads : num_usable_cores();
   at::set_num_threads(engine_options.num_threads);
-  const auto dtype = resolve_dtype(options.dtype);
+  const auto dtype = compute_dtype(options.dtype);
   auto engine = std::make_unique<Engine>(model.config(), engine_options, model.tokenizer.get());
   engine->set_weights(
       pack_model(model.config(), {0, load_weights(*model.reader, dtype)}, dtype, engine_options.num_threads));
@@ -72,8 +71,8 @@ int generate_one(const TextModel& model, const GenerateOptions& options) {
   const auto engine = make_engine(model, options);
   IncrementalDecoder decoder(model.need_tokenizer(), true);
   engine->set_token_callback([&](uint64_t, int32_t token) { std::cout << decoder.push(token) << std::flush; });
-  engine->add({make_sample_id(0, 0), 0, encode_prompt(model, options, options.prompt), options.sampling, ""});
-  while (!engine->idle()) engine->step();
+  generate_all(*engine,
+               {{make_sample_id(0, 0), 0, encode_prompt(model, options, options.prompt), options.sampling, ""}});
   std::cout << decoder.finish() << std::endl;
   return 0;
 }
@@ -175,7 +174,7 @@ void add_generate(CLI::App& app, Action& action) {
     action = [options] {
       check_options(*options);
       auto model = open_text_model(options->model, options->template_file);
-      options->sampling.stop_token_ids = model.stop_token_ids();
+      options->sampling.stop_token_ids = stop_token_ids(model.config(), model.tokenizer.get());
       return options->input.empty() ? generate_one(model, *options) : generate_file(model, *options);
     };
   });

@@ -54,8 +54,8 @@ int render_chat(const ChatTemplateOptions& options) {
     if (!value.is_array()) throw UsageError(concat(path, ": ", what, " are one JSON array"));
     return value;
   };
-  auto variables =
-      template_variables(*model.reader, parse(options.messages, "messages"), !options.no_generation_prompt);
+  auto variables = template_variables(model.reader->tokenizer_config(), parse(options.messages, "messages"),
+                                      !options.no_generation_prompt);
   if (!options.tools.empty()) variables["tools"] = parse(options.tools, "tools");
   std::cout << ChatTemplate(model.chat_template).render(variables);
   return 0;

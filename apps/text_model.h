@@ -6,8 +6,7 @@
 #include <string>
 
 #include "models/formats/checkpoint_reader.h"
-#include "models/text/chat_template.h"
-#include "models/text/tokenizer.h"
+#include "models/text/model_text.h"
 
 namespace troupe::apps {
 
@@ -19,19 +18,11 @@ struct TextModel {
   const ModelConfig& config() const { return reader->config(); }
   /// Throws Error saying that the path holds no tokenizer.
   const Tokenizer& need_tokenizer() const;
-  /// Every id that ends a sequence: the configuration's and the ends of turn that the tokenizer knows.
-  std::vector<int64_t> stop_token_ids() const;
   /// Renders messages with the generation prompt and encodes them (the template writes BOS itself).
   std::vector<int32_t> encode_chat(const OrderedJson& messages) const;
 };
 
 /// `path` empty: UsageError. `template_file` overrides the model's chat template where not empty.
 TextModel open_text_model(const std::filesystem::path& path, const std::filesystem::path& template_file = {});
-
-/// Variables that chat templates expect beside the messages (bos_token, eos_token, ...).
-OrderedJson template_variables(const CheckpointReader& reader, OrderedJson messages, bool add_generation_prompt);
-
-/// "auto" -> bfloat16 where the processor is faster with it.
-at::ScalarType resolve_dtype(const std::string& name);
 
 }  // namespace troupe::apps

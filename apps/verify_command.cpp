@@ -5,7 +5,7 @@
 #include "apps/text_model.h"
 #include "models/formats/safetensors.h"
 #include "models/verify.h"
-#include "rollout/engine.h"
+#include "rollout/generate.h"
 #include "rollout/packed_model.h"
 
 namespace troupe::apps {
@@ -23,6 +23,7 @@ std::optional<bool> greedy_equal(const std::string& folder) {
   options.max_context_length = greedy.size(1);
   Engine engine(reader->config(), options, nullptr);
   engine.set_weights(pack_model(reader->config(), {0, load_weights(*reader, at::kFloat)}, at::kFloat, 1));
+  std::vector<GenerationRequest> requests;
   for (int64_t row = 0; row < input.size(0); ++row) {
     GenerationRequest request;
     request.sample_id = make_sample_id(static_cast<uint64_t>(row), 0);
@@ -30,14 +31,12 @@ std::optional<bool> greedy_equal(const std::string& folder) {
     request.prompt_tokens.assign(ids, ids + input.size(1));
     request.sampling.temperature = 0;
     request.sampling.max_new_tokens = static_cast<int32_t>(greedy.size(1) - input.size(1));
-    engine.add(std::move(request));
+    requests.push_back(std::move(request));
   }
   bool equal = true;
-  while (!engine.idle()) {
-    for (const auto& trajectory : engine.step()) {
-      const auto* ids = greedy[static_cast<int64_t>(trajectory.group)].data_ptr<int32_t>();
-      equal = equal && trajectory.tokens == std::vector<int32_t>(ids, ids + greedy.size(1));
-    }
+  for (const auto& trajectory : generate_all(engine, std::move(requests))) {
+    const auto* ids = greedy[static_cast<int64_t>(trajectory.group)].data_ptr<int32_t>();
+    equal = equal && trajectory.tokens == std::vector<int32_t>(ids, ids + greedy.size(1));
   }
   return equal;
 }

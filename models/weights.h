@@ -19,4 +19,7 @@ struct WeightSnapshot {
 };
 using WeightSnapshotPointer = std::shared_ptr<const WeightSnapshot>;
 
+/// "float32", "bfloat16", or "auto" (also ""): bfloat16 where the processor is faster with it. Else a UsageError.
+at::ScalarType compute_dtype(const std::string& name);
+
 }  // namespace troupe

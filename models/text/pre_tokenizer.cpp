@@ -39,6 +39,11 @@ void cut(size_t size, const std::vector<Span>& matches, Behavior behavior, bool 
   const auto part = [&](size_t begin, size_t end, bool is_match) {
     if (begin == end) return;
     const bool delimiter = is_match != invert;
+    const auto start_anew = [&] {  // the piece so far ends here
+      if (has_open) give(open, begin);
+      open = begin;
+      has_open = true;
+    };
     switch (behavior) {
       case Behavior::kRemoved:
         if (!delimiter) give(begin, end);
@@ -51,9 +56,7 @@ void cut(size_t size, const std::vector<Span>& matches, Behavior behavior, bool 
           give(open, end);
           has_open = false;
         } else {
-          if (has_open) give(open, begin);
-          open = begin;
-          has_open = true;
+          start_anew();
         }
         break;
       case Behavior::kMergedWithNext:  // a delimiter joins the text after it, unless that is a delimiter too
@@ -61,16 +64,12 @@ void cut(size_t size, const std::vector<Span>& matches, Behavior behavior, bool 
           give(open, end);
           has_open = false;
         } else {
-          if (has_open) give(open, begin);
-          open = begin;
-          has_open = true;
+          start_anew();
         }
         break;
       case Behavior::kContiguous:
         if (!has_open || delimiter != previous_delimiter) {
-          if (has_open) give(open, begin);
-          open = begin;
-          has_open = true;
+          start_anew();
         }
         break;
     }

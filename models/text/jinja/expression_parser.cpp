@@ -284,13 +284,17 @@ const Expression* ExpressionParser::postfix(const Expression* subject) {
     } else if (take_operator("[")) {
       subject = item(subject);
     } else if (peek_operator("(")) {
-      auto& call = make(ExpressionKind::kCall, {subject});
-      arguments(call);
-      subject = &call;
+      subject = call(subject);
     } else {
       return subject;
     }
   }
+}
+
+const Expression* ExpressionParser::call(const Expression* subject) {
+  auto& call = make(ExpressionKind::kCall, {subject});
+  arguments(call);
+  return &call;
 }
 
 const Expression* ExpressionParser::item(const Expression* subject) {
@@ -366,9 +370,7 @@ const Expression* ExpressionParser::filters_and_tests(const Expression* subject)
     } else if (take_name("is")) {
       subject = test(subject);
     } else if (peek_operator("(")) {
-      auto& call = make(ExpressionKind::kCall, {subject});
-      arguments(call);
-      subject = &call;
+      subject = call(subject);
     } else {
       return subject;
     }

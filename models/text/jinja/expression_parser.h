@@ -79,6 +79,7 @@ class ExpressionParser {
   const Expression* postfix(const Expression* subject);
   const Expression* filters_and_tests(const Expression* subject);
   const Expression* test(const Expression* subject);
+  const Expression* call(const Expression* subject);
   const Expression* item(const Expression* subject);
   void arguments(Expression& call);
   std::string dotted_name();

@@ -1,0 +1,19 @@
+// What a model's text side implies for whoever talks to it: the variables of its chat template, and the ids that end a turn.
+#pragma once
+
+#include <vector>
+
+#include "models/config.h"
+#include "models/text/chat_template.h"
+#include "models/text/tokenizer.h"
+
+namespace troupe {
+
+/// Variables that chat templates expect beside the messages: add_generation_prompt, bos_token, eos_token, ... as far as
+/// `tokenizer_config` names them, tools and documents as none.
+OrderedJson template_variables(const nlohmann::json& tokenizer_config, OrderedJson messages, bool add_generation_prompt);
+
+/// Every id that ends a sequence: the configuration's, and the ends of turn that the tokenizer (may be null) knows.
+std::vector<int64_t> stop_token_ids(const ModelConfig& config, const Tokenizer* tokenizer);
+
+}  // namespace troupe
