@@ -99,6 +99,7 @@ LearnerOptions learner_options(const Config& config) {
   learner.sharding.parameter_dtype = compute_dtype(config.string("training.mixed_precision_param"));
   learner.sharding.reduce_dtype = compute_dtype(config.string("training.mixed_precision_reduce"));
   learner.sharding.reshard_after_forward = config.string("parallelism.fsdp_reshard_after_forward");
+  learner.activation_checkpoint = config.string("activation_checkpoint.mode");
   learner.seed = static_cast<uint64_t>(config.integer("run.seed"));
   learner.deterministic = config.boolean("run.deterministic");
   return learner;

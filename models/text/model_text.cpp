@@ -14,8 +14,7 @@ OrderedJson template_variables(const nlohmann::json& tokenizer_config, OrderedJs
     const auto found = tokenizer_config.find(name);
     if (found == tokenizer_config.end() || found->is_null()) continue;
     // Older folders write an added token as an object, newer ones as its text.
-    variables[name] =
-        found->is_object() ? found->value("content", std::string()) : found->template get<std::string>();
+    variables[name] = found->is_object() ? found->value("content", std::string()) : found->template get<std::string>();
   }
   return variables;
 }

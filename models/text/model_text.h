@@ -1,4 +1,5 @@
-// What a model's text side implies for whoever talks to it: the variables of its chat template, and the ids that end a turn.
+// What a model's text side implies for whoever talks to it: the variables of its chat template, and the ids that end a
+// turn.
 #pragma once
 
 #include <vector>
@@ -11,7 +12,8 @@ namespace troupe {
 
 /// Variables that chat templates expect beside the messages: add_generation_prompt, bos_token, eos_token, ... as far as
 /// `tokenizer_config` names them, tools and documents as none.
-OrderedJson template_variables(const nlohmann::json& tokenizer_config, OrderedJson messages, bool add_generation_prompt);
+OrderedJson template_variables(const nlohmann::json& tokenizer_config, OrderedJson messages,
+                               bool add_generation_prompt);
 
 /// Every id that ends a sequence: the configuration's, and the ends of turn that the tokenizer (may be null) knows.
 std::vector<int64_t> stop_token_ids(const ModelConfig& config, const Tokenizer* tokenizer);

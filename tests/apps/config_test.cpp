@@ -107,6 +107,14 @@ TEST_CASE("every key has a help text, a fitting default and a unique name") {
   CHECK_NOTHROW(Config::from_text(config.print(false), "printed", {}));
 }
 
+TEST_CASE("a key reaches the part that it is for") {
+  const auto config = Config::from_text(
+      "[model]\npath = \"configs/models/shakespeare-llama\"\n[data]\nkind = \"arithmetic\"\n[[reward]]\nkind = "
+      "\"number\"\n[activation_checkpoint]\nmode = \"full\"\n",
+      "test.toml", {});
+  CHECK(apps::build_rl_topology(config).learner.activation_checkpoint == "full");
+}
+
 TEST_CASE("impossible combinations are refused before anything is loaded") {
   CHECK(rl_error("") == "");
   CHECK(mentions(rl_error("[async_loop]\nnum_samples_per_prompt = 1\n"), "needs at least 2"));  // B149
