@@ -40,7 +40,6 @@ struct FullyShardedDecoder::Implementation : std::enable_shared_from_this<FullyS
   std::vector<Unit> units;
   std::vector<UnitShard> shards;
   std::vector<ShardPiece> pieces;
-  UnitRunner* body_runner = nullptr;
   size_t head_unit = 0, head_parameter = 0;  // where the head's weight lives
   bool reduce_gradients = true;
   int64_t gathered_bytes = 0, peak_gathered_bytes = 0;
@@ -163,22 +162,19 @@ Tensor FullyShardedDecoder::Implementation::run(int64_t index, const UnitRunner:
   const auto unit = static_cast<size_t>(index);
   require(index >= 0 && unit < units.size(), "the network has no unit ", index);
   auto& state = units[unit];
-  if (unit == 0 && !at::GradMode::is_enabled()) release_head();
+  if (unit == 0 && units[last_unit()].num_open == 0) release_head();  // of an earlier forward without gradients
   gather(unit, "forward");
-  const auto call_body = [&](const Tensor& input) {
-    return body_runner != nullptr ? body_runner->run(index, body, input) : body(input);
-  };
   if (!at::GradMode::is_enabled()) {
-    auto y = call_body(x);
+    auto y = body(x);
     if (reshards(unit) && state.num_open == 0) free(unit);
     return y;
   }
   std::weak_ptr<FullyShardedDecoder::Implementation> weak = weak_from_this();
   const bool closes = x.defined() && x.requires_grad();
-  auto y = call_body(closes ? CloseUnit::apply(x, std::function<void()>([weak, unit] {
-                                                 if (auto self = weak.lock()) self->after_backward(unit);
-                                               }))
-                            : x);
+  auto y = body(closes ? CloseUnit::apply(x, std::function<void()>([weak, unit] {
+                                            if (auto self = weak.lock()) self->after_backward(unit);
+                                          }))
+                       : x);
   state.was_used = true;
   if (!y.requires_grad()) return y;
   if (closes) ++state.num_open;
@@ -273,8 +269,6 @@ Tensor FullyShardedDecoder::forward(const Tensor& tokens_T, const PackedLayout& 
 Tensor FullyShardedDecoder::run(int64_t unit, const Body& body, const Tensor& x) {
   return implementation_->run(unit, body, x);
 }
-
-void FullyShardedDecoder::set_body_runner(UnitRunner* runner) { implementation_->body_runner = runner; }
 
 Tensor FullyShardedDecoder::head_weight() {
   auto& self = *implementation_;

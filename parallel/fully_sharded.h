@@ -52,12 +52,11 @@ class FullyShardedDecoder : public UnitRunner {
   /// Fills this rank's shards; `read(name)` gives a full fp32 tensor and is called once a parameter.
   void load(const std::function<Tensor(const std::string& name)>& read);
 
-  /// Forward with gather and reshard; differentiable. Call `finish_backward` after the last backward of a step.
+  /// Forward with gather and reshard; differentiable. Recompute goes around it: `decoder().forward(tokens, layout,
+  /// runner)` with a RecomputeRunner whose inner runner is this object; a unit is then gathered once for both its
+  /// second forward and its backward. Call `finish_backward` after the last backward of a step.
   Tensor forward(const Tensor& tokens_T, const PackedLayout& layout);
   Tensor run(int64_t unit, const Body& body, const Tensor& x) override;
-  /// Runs around each unit's body, inside of gather and reshard: the place for recompute (the body is gathered once for
-  /// the second forward and its backward). A recomputing runner around this object works too. nullptr: none.
-  void set_body_runner(UnitRunner* runner);
   /// The output head's weight as a leaf in parameter_dtype. Stays gathered until the backward of the final norm, or,
   /// without gradients, until the next forward, `finish_backward` or `parameters_changed`.
   Tensor head_weight();
