@@ -1,0 +1,294 @@
+#include "parallel/checkpoint.h"
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "models/formats/safetensors.h"
+#include "parallel/tensor_slices.h"
+
+namespace troupe {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+std::string rank_file(int rank) { return concat("rank-", rank, ".safetensors"); }
+std::string rank_note(int rank) { return concat("rank-", rank, ".json"); }
+
+/// Name of a piece inside its file.
+std::string piece_key(const std::string& kind, const std::string& name, const std::vector<int64_t>& start) {
+  std::string key = concat(kind, "|", name, "|");
+  for (size_t i = 0; i < start.size(); ++i) key += concat(i == 0 ? "" : ",", start[i]);
+  return key;
+}
+
+/// -1 for anything but step-<digits>.
+int64_t step_of(const fs::path& path) {
+  const auto name = path.filename().string();
+  constexpr size_t kPrefix = 5, kMaxDigits = 18;
+  if (!name.starts_with("step-") || name.size() == kPrefix || name.size() > kPrefix + kMaxDigits) return -1;
+  return name.find_first_not_of("0123456789", kPrefix) == std::string::npos ? std::stoll(name.substr(kPrefix)) : -1;
+}
+
+std::vector<fs::path> newest_first(const fs::path& folder) {
+  std::vector<fs::path> all;
+  if (!fs::is_directory(folder)) return all;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.is_directory() && step_of(entry.path()) >= 0) all.push_back(entry.path());
+  }
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return step_of(a) > step_of(b); });
+  return all;
+}
+
+/// Takes the name away before the content, so that no half folder ever looks like a checkpoint.
+void remove_checkpoint(const fs::path& checkpoint) {
+  auto doomed = checkpoint;
+  doomed += ".old.partial";
+  fs::remove_all(doomed);
+  fs::rename(checkpoint, doomed);
+  fs::remove_all(doomed);
+}
+
+/// Writes this rank's pieces and returns their part of the manifest: {kind: {name: {dtype, shape, pieces}}}.
+json write_pieces(const fs::path& folder, int rank, const ShardedValues& values) {
+  std::map<std::string, Tensor> tensors;
+  json kinds = json::object();
+  for (const auto& piece : values.pieces) {
+    const auto& shape = values.shapes.at(piece.name);
+    for (const auto& [kind, units] : values.kinds) {
+      const auto& unit = units.at(static_cast<size_t>(piece.unit));
+      if (!unit.defined()) continue;
+      auto& entry = kinds[kind][piece.name];
+      entry["shape"] = shape;
+      int64_t position = piece.shard_begin;
+      for (const auto& box : boxes_of_range(shape, piece.flat_begin, piece.flat_end)) {
+        const auto numel = c10::multiply_integers(box.size);
+        const auto part = unit.narrow(0, position, numel).view(box.size);
+        position += numel;
+        const auto bytes = std::as_bytes(std::span(static_cast<const char*>(part.const_data_ptr()), part.nbytes()));
+        entry["dtype"] = part.scalar_type() == at::kFloat ? "F32" : c10::toString(part.scalar_type());
+        entry["pieces"].push_back(
+            {{"file", rank_file(rank)}, {"start", box.start}, {"size", box.size}, {"xxh3_128", xxh3_128(bytes)}});
+        tensors[piece_key(kind, piece.name, box.start)] = part;
+      }
+    }
+  }
+  write_safetensors(folder / rank_file(rank), tensors);
+  return kinds;
+}
+
+json file_entry(const fs::path& path) {
+  const MappedFile file(path);
+  return {{"bytes", file.bytes().size()}, {"xxh3_128", xxh3_128(file.bytes())}};
+}
+
+json read_json(const fs::path& path) {
+  const auto parsed = json::parse(read_file(path), nullptr, false);
+  require(!parsed.is_discarded(), path.string(), " is not JSON");
+  return parsed;
+}
+
+/// Rank 0: takes every rank's note as it comes.
+std::vector<json> await_notes(const fs::path& folder, int num_ranks, std::chrono::milliseconds timeout) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  std::vector<json> notes;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const auto path = folder / rank_note(rank);
+    while (!fs::exists(path)) {
+      require(std::chrono::steady_clock::now() < deadline, folder.string(), ": rank ", rank,
+              " did not finish its part within ", timeout.count(), " ms");
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    notes.push_back(read_json(path));
+    if (notes.back().contains("error")) fail("rank ", rank, ": ", notes.back()["error"].get<std::string>());
+    fs::remove(path);
+  }
+  return notes;
+}
+
+void commit(const fs::path& partial, const fs::path& final_path, const CheckpointRequest& request,
+            const std::vector<json>& notes) {
+  json manifest{{"format", 1},
+                {"step", request.step},
+                {"version", request.version},
+                {"world", {{"data_parallel_shard_degree", notes.size()}}},
+                {"tensors", json::object()},
+                {"optimizer", json::object()},
+                {"files", json::object()}};
+  write_file_synced(partial / "state.json", request.state_json);
+  write_file_synced(partial / "groups.bin", request.groups);
+  for (const char* name : {"state.json", "groups.bin"}) manifest["files"][name] = file_entry(partial / name);
+  for (size_t rank = 0; rank < notes.size(); ++rank) {
+    manifest["files"][rank_file(static_cast<int>(rank))] = notes[rank]["file"];
+    for (const auto& [kind, names] : notes[rank]["kinds"].items()) {
+      for (const auto& [name, entry] : names.items()) {
+        auto& target = kind == "parameter" ? manifest["tensors"][name] : manifest["optimizer"][name][kind];
+        target["dtype"] = entry["dtype"];
+        target["shape"] = entry["shape"];
+        for (const auto& piece : entry["pieces"]) target["pieces"].push_back(piece);
+      }
+    }
+  }
+  write_file_synced(partial / "manifest.json", manifest.dump());
+  sync_folder(partial);
+  if (fs::exists(final_path)) remove_checkpoint(final_path);
+  fs::rename(partial, final_path);
+  sync_folder(request.folder);
+  if (request.keep_latest_k <= 0) return;
+  const auto all = newest_first(request.folder);
+  for (size_t i = static_cast<size_t>(request.keep_latest_k); i < all.size(); ++i) remove_checkpoint(all[i]);
+}
+
+/// The background part of one rank.
+void write_checkpoint(const CheckpointRequest& request, const ShardedValues& values, int rank, int num_ranks,
+                      std::chrono::milliseconds timeout) {
+  const auto final_path = request.folder / concat("step-", request.step);
+  auto partial = final_path;
+  partial += ".partial";
+  try {
+    const auto kinds = write_pieces(partial, rank, values);
+    write_file_atomically(partial / rank_note(rank),
+                          json{{"kinds", kinds}, {"file", file_entry(partial / rank_file(rank))}}.dump());
+    if (rank == 0) commit(partial, final_path, request, await_notes(partial, num_ranks, timeout));
+  } catch (const std::exception& error) {
+    const auto text = concat("checkpoint ", final_path.string(), " was not written: ", error.what());
+    std::error_code ignored;
+    if (rank == 0) {
+      fs::remove_all(partial, ignored);
+    } else {
+      fs::remove(partial / rank_file(rank), ignored);  // makes room for the note on a full disk
+      write_file_atomically(partial / rank_note(rank), json{{"error", error.what()}}.dump());
+    }
+    throw Error(text);
+  }
+}
+
+}  // namespace
+
+ShardedValues sharded_values(FullyShardedDecoder& model, std::map<std::string, std::vector<Tensor>> optimizer_state) {
+  ShardedValues values{model.pieces(), {}, std::move(optimizer_state)};
+  for (const auto& spec : model.decoder().specs()) values.shapes[spec.name] = spec.shape;
+  auto& parameters = values.kinds["parameter"];
+  for (auto& shard : model.shards()) parameters.push_back(shard.parameter);
+  return values;
+}
+
+CheckpointWriter::CheckpointWriter(Collectives& collectives, bool is_async, std::chrono::milliseconds timeout)
+    : collectives_(collectives), is_async_(is_async), timeout_(timeout) {}
+
+CheckpointWriter::~CheckpointWriter() {
+  if (thread_.joinable()) thread_.join();
+  if (!error_.empty()) log::error(error_);
+}
+
+void CheckpointWriter::wait() {
+  if (thread_.joinable()) thread_.join();
+  if (!error_.empty()) throw Error(std::exchange(error_, {}));
+}
+
+void CheckpointWriter::save(const CheckpointRequest& request, const ShardedValues& values) {
+  wait();
+  if (collectives_.rank() == 0) {
+    const auto partial = request.folder / concat("step-", request.step, ".partial");
+    std::error_code error;
+    fs::remove_all(partial, error);  // of a save that was killed
+    if (error) fail("checkpoint: cannot remove ", partial.string(), ": ", error.message());
+    make_folders(partial);
+  }
+  auto snapshot = std::make_shared<ShardedValues>(values);
+  for (auto& [kind, units] : snapshot->kinds) {
+    for (auto& unit : units) {
+      if (unit.defined())
+        unit = is_async_ ? unit.detach().to(at::kCPU, unit.scalar_type(), false, true) : unit.detach().to(at::kCPU);
+    }
+  }
+  collectives_.barrier(concat("checkpoint of step ", request.step));
+  const auto write = [this, request, snapshot, rank = collectives_.rank(), size = collectives_.size()] {
+    try {
+      write_checkpoint(request, *snapshot, rank, size, timeout_);
+    } catch (const std::exception& error) {
+      error_ = error.what();
+    }
+  };
+  if (is_async_) {
+    thread_ = std::thread(write);
+    return;
+  }
+  write();
+  wait();
+  collectives_.barrier(concat("checkpoint of step ", request.step, " written"));
+}
+
+CheckpointInfo read_checkpoint_info(const fs::path& checkpoint) {
+  require(fs::exists(checkpoint / "manifest.json"), checkpoint.string(), " has no manifest.json: it is not whole");
+  const auto manifest = read_json(checkpoint / "manifest.json");
+  require(manifest.is_object() && manifest.value("format", 0) == 1 && manifest.contains("files") &&
+              manifest.contains("tensors"),
+          checkpoint.string(), ": manifest.json is not of format 1");
+  for (const auto& [name, entry] : manifest["files"].items()) {
+    const auto path = checkpoint / name;
+    require(fs::exists(path), checkpoint.string(), ": ", name, " is missing");
+    const auto bytes = fs::file_size(path);
+    require(bytes == entry.value("bytes", uint64_t{0}), path.string(), " has ", bytes, " bytes instead of ",
+            entry.value("bytes", uint64_t{0}));
+    require(file_entry(path)["xxh3_128"] == entry.value("xxh3_128", std::string()), path.string(),
+            ": its hash differs from the manifest's");
+  }
+  return {checkpoint, manifest.value("step", int64_t{0}), manifest.value("version", int64_t{0}),
+          read_file(checkpoint / "state.json"), read_file(checkpoint / "groups.bin")};
+}
+
+std::optional<CheckpointInfo> find_latest_checkpoint(const fs::path& folder) {
+  for (const auto& path : newest_first(folder)) {
+    try {
+      return read_checkpoint_info(path);
+    } catch (const std::exception& error) {
+      log::warning("checkpoint ", path.string(), " is left out: ", error.what());
+    }
+  }
+  return std::nullopt;
+}
+
+void load_checkpoint_values(const fs::path& checkpoint, ShardedValues& values) {
+  const at::NoGradGuard no_grad;
+  const auto manifest = read_json(checkpoint / "manifest.json");
+  std::map<std::string, std::unique_ptr<SafetensorsFile>> files;
+  for (const auto& piece : values.pieces) {
+    const auto& shape = values.shapes.at(piece.name);
+    for (auto& [kind, units] : values.kinds) {
+      auto& unit = units.at(static_cast<size_t>(piece.unit));
+      if (!unit.defined()) continue;
+      const auto& tensors = manifest[kind == "parameter" ? "tensors" : "optimizer"];
+      const bool is_there = tensors.contains(piece.name) && (kind == "parameter" || tensors[piece.name].contains(kind));
+      require(is_there, checkpoint.string(), ": no ", kind, " of ", piece.name);
+      const auto& entry = kind == "parameter" ? tensors[piece.name] : tensors[piece.name][kind];
+      const auto stored_shape = entry["shape"].get<std::vector<int64_t>>();
+      require(stored_shape == shape, checkpoint.string(), ": ", piece.name, " has shape ",
+              at::IntArrayRef(stored_shape), " instead of ", at::IntArrayRef(shape));
+      int64_t num_filled = 0;
+      for (const auto& stored : entry["pieces"]) {
+        const TensorBox box{stored["start"], stored["size"]};
+        Tensor source;
+        for_each_run(shape, box, [&](int64_t flat, int64_t in_box, int64_t length) {
+          const auto begin = std::max(flat, piece.flat_begin), end = std::min(flat + length, piece.flat_end);
+          if (begin >= end) return;
+          if (!source.defined()) {
+            auto& file = files[stored["file"]];
+            if (!file) file = std::make_unique<SafetensorsFile>(checkpoint / stored["file"].get<std::string>());
+            source = file->tensor(piece_key(kind, piece.name, box.start)).reshape({-1});
+          }
+          unit.narrow(0, piece.shard_begin + begin - piece.flat_begin, end - begin)
+              .copy_(source.narrow(0, in_box + begin - flat, end - begin));
+          num_filled += end - begin;
+        });
+      }
+      require(num_filled == piece.flat_end - piece.flat_begin, checkpoint.string(), ": ", kind, " of ", piece.name,
+              " is not whole");
+    }
+  }
+}
+
+}  // namespace troupe
