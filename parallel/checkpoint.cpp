@@ -276,8 +276,9 @@ void load_checkpoint_values(const fs::path& checkpoint, ShardedValues& values) {
           const auto begin = std::max(flat, piece.flat_begin), end = std::min(flat + length, piece.flat_end);
           if (begin >= end) return;
           if (!source.defined()) {
-            auto& file = files[stored["file"]];
-            if (!file) file = std::make_unique<SafetensorsFile>(checkpoint / stored["file"].get<std::string>());
+            const auto name = stored["file"].get<std::string>();
+            auto& file = files[name];
+            if (!file) file = std::make_unique<SafetensorsFile>(checkpoint / name);
             source = file->tensor(piece_key(kind, piece.name, box.start)).reshape({-1});
           }
           unit.narrow(0, piece.shard_begin + begin - piece.flat_begin, end - begin)
