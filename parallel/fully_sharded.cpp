@@ -162,7 +162,6 @@ Tensor FullyShardedDecoder::Implementation::run(int64_t index, const UnitRunner:
   const auto unit = static_cast<size_t>(index);
   require(index >= 0 && unit < units.size(), "the network has no unit ", index);
   auto& state = units[unit];
-  if (unit == 0 && units[last_unit()].num_open == 0) release_head();  // of an earlier forward without gradients
   gather(unit, "forward");
   if (!at::GradMode::is_enabled()) {
     auto y = body(x);
