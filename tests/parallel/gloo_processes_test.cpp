@@ -95,7 +95,7 @@ TEST_CASE("one rank of a Gloo group" * doctest::skip()) {
       model.load([&](const std::string& name) { return weights.at(name); });
       model.zero_gradients();
       const auto batch = tiny_rows(documents_of(options.rank, options.size));
-      tiny_loss(model.forward(batch.tokens, batch.layout), model.head_weight(), batch).backward();
+      forward_loss(model, batch).backward();
       model.finish_backward();
       const auto expected = tiny_reference(config, weights);
       require(relative_difference(model.gather_gradients(), expected.gradients) < 1e-6, "gradients differ");

@@ -71,6 +71,11 @@ inline Tensor tiny_loss(const Tensor& hidden, const Tensor& head, const TinyBatc
   return at::cross_entropy_loss(logits, batch.targets, {}, at::Reduction::Sum, -1) / tiny_denominator();
 }
 
+inline Tensor forward_loss(FullyShardedDecoder& model, const TinyBatch& batch) {
+  const auto hidden = model.forward(batch.tokens, batch.layout);  // before the head is asked for, as training does
+  return tiny_loss(hidden, model.head_weight(), batch);
+}
+
 struct TinyResult {
   double loss = 0, norm = 0;
   TensorMap gradients;
