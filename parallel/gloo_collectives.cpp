@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <atomic>
+#include <csignal>
 #include <cstring>
 
 #include "base/error.h"
@@ -383,6 +384,12 @@ class GlooCollectives : public Collectives {
 }  // namespace
 
 std::unique_ptr<Collectives> make_gloo_collectives(const GlooOptions& options) {
+  // Gloo writes to its sockets without MSG_NOSIGNAL: a peer that is gone would end this process by the default action
+  // of SIGPIPE instead of an error. A handler that somebody has set stays.
+  static std::once_flag once;
+  std::call_once(once, [] {
+    if (const auto before = std::signal(SIGPIPE, SIG_IGN); before != SIG_DFL) std::signal(SIGPIPE, before);
+  });
   require(options.size >= 1 && options.rank >= 0 && options.rank < options.size, "group '", options.group_name,
           "': rank ", options.rank, " is not one of ", options.size);
   return std::make_unique<GlooCollectives>(options);
