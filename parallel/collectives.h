@@ -70,8 +70,9 @@ class Collectives {
 /// names both. Destroying a rank's object ends its peers' later calls.
 std::vector<std::unique_ptr<Collectives>> make_thread_collectives(int size, std::chrono::milliseconds timeout);
 
-/// One rank over Gloo. `store_address`: "host:port" of a TCP store served by rank 0; or give ranks of one process a
-/// common `hash_store_name`. Throws Error naming the rank that did not come.
+/// One rank over Gloo. With `store_port` ranks meet at a TCP store that rank 0 serves there; without it at a store of
+/// this process, shared by `group_name`. Throws Error naming the rank that did not come. Sums are bit for bit those of
+/// the thread collectives. A SIGPIPE without a handler is ignored from the first call on: a lost peer is an error.
 struct GlooOptions {
   int rank = 0, size = 1;
   std::string store_host = "127.0.0.1";

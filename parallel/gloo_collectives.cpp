@@ -144,7 +144,7 @@ class GlooCollectives : public Collectives {
       std::vector<Tensor> tensors{as_bytes(tensor)};
       c10d::BroadcastOptions broadcast_options;
       broadcast_options.rootRank = root;
-      group_->broadcast(tensors, broadcast_options)->wait();
+      start([&] { return group_->broadcast(tensors, broadcast_options); })->wait();
     });
   }
 
@@ -256,10 +256,19 @@ class GlooCollectives : public Collectives {
     throw Error(text);
   }
 
+  /// Hands one operation to Gloo. c10d (2.11) notes each in a map of the whole process that it changes without a lock,
+  /// so several groups in one process crash unless they take turns here; waiting for the operation needs no turn.
+  template <class Operation>
+  static c10::intrusive_ptr<c10d::Work> start(const Operation& operation) {
+    static std::mutex mutex;
+    std::lock_guard lock(mutex);
+    return operation();
+  }
+
   void gather_bytes(Tensor& output, const Tensor& input) {
     if (input.nbytes() == 0) return;
     auto target = as_bytes(output), source = as_bytes(input);
-    group_->_allgather_base(target, source)->wait();
+    start([&] { return group_->_allgather_base(target, source); })->wait();
   }
 
   static std::vector<int64_t> to_bytes(const std::vector<int64_t>& sizes, int64_t row_bytes) {
@@ -271,7 +280,7 @@ class GlooCollectives : public Collectives {
   void exchange(Tensor& output, const Tensor& input, std::vector<int64_t> output_bytes,
                 std::vector<int64_t> input_bytes) {
     auto target = as_bytes(output), source = as_bytes(input);
-    group_->alltoall_base(target, source, output_bytes, input_bytes)->wait();
+    start([&] { return group_->alltoall_base(target, source, output_bytes, input_bytes); })->wait();
   }
 
   void scatter_sum(Tensor& output, const Tensor& input) {
@@ -287,7 +296,7 @@ class GlooCollectives : public Collectives {
 
   void start_send(Tensor bytes, int to) {
     std::vector<Tensor> tensors{bytes};
-    outgoing_.push_back(group_->send(tensors, to, 0));
+    outgoing_.push_back(start([&] { return group_->send(tensors, to, 0); }));
   }
   void finish_oldest_send() {
     outgoing_.front()->wait(options_.timeout);
@@ -295,14 +304,14 @@ class GlooCollectives : public Collectives {
   }
   void receive_bytes(Tensor bytes, int from) {
     std::vector<Tensor> tensors{bytes};
-    group_->recv(tensors, from, 0)->wait(options_.timeout);
+    start([&] { return group_->recv(tensors, from, 0); })->wait(options_.timeout);
   }
 
   void compare_headers(Header header) {
     std::vector<Header> all(static_cast<size_t>(size()), header);
     auto target = at::from_blob(all.data(), {static_cast<int64_t>(sizeof(Header)) * size()}, at::kByte);
     auto source = as_bytes(header);
-    group_->_allgather_base(target, source)->wait();
+    start([&] { return group_->_allgather_base(target, source); })->wait();
     for (int peer = 1; peer < size(); ++peer) {
       if (all[static_cast<size_t>(peer)] == all[0]) continue;
       fail("ranks ask for different collectives: rank 0 ", all[0].describe(), ", rank ", peer, " ",
