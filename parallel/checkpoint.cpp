@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "models/formats/safetensors.h"
+#include "parallel/checkpoint_folder.h"
 #include "parallel/tensor_slices.h"
 
 namespace troupe {
@@ -23,33 +24,6 @@ std::string piece_key(const std::string& kind, const std::string& name, const st
   std::string key = concat(kind, "|", name, "|");
   for (size_t i = 0; i < start.size(); ++i) key += concat(i == 0 ? "" : ",", start[i]);
   return key;
-}
-
-/// -1 for anything but step-<digits>.
-int64_t step_of(const fs::path& path) {
-  const auto name = path.filename().string();
-  constexpr size_t kPrefix = 5, kMaxDigits = 18;
-  if (!name.starts_with("step-") || name.size() == kPrefix || name.size() > kPrefix + kMaxDigits) return -1;
-  return name.find_first_not_of("0123456789", kPrefix) == std::string::npos ? std::stoll(name.substr(kPrefix)) : -1;
-}
-
-std::vector<fs::path> newest_first(const fs::path& folder) {
-  std::vector<fs::path> all;
-  if (!fs::is_directory(folder)) return all;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (entry.is_directory() && step_of(entry.path()) >= 0) all.push_back(entry.path());
-  }
-  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return step_of(a) > step_of(b); });
-  return all;
-}
-
-/// Takes the name away before the content, so that no half folder ever looks like a checkpoint.
-void remove_checkpoint(const fs::path& checkpoint) {
-  auto doomed = checkpoint;
-  doomed += ".old.partial";
-  fs::remove_all(doomed);
-  fs::rename(checkpoint, doomed);
-  fs::remove_all(doomed);
 }
 
 /// Writes this rank's pieces and returns their part of the manifest: {kind: {name: {dtype, shape, pieces}}}.
@@ -91,15 +65,16 @@ json read_json(const fs::path& path) {
   return parsed;
 }
 
-/// Rank 0: takes every rank's note as it comes.
-std::vector<json> await_notes(const fs::path& folder, int num_ranks, std::chrono::milliseconds timeout) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+using Deadline = std::atomic<std::chrono::steady_clock::rep>;
+
+/// Rank 0: takes every rank's note as it comes. The deadline may be drawn nearer meanwhile.
+std::vector<json> await_notes(const fs::path& folder, int num_ranks, const Deadline& deadline) {
   std::vector<json> notes;
   for (int rank = 0; rank < num_ranks; ++rank) {
     const auto path = folder / rank_note(rank);
     while (!fs::exists(path)) {
-      require(std::chrono::steady_clock::now() < deadline, folder.string(), ": rank ", rank,
-              " did not finish its part within ", timeout.count(), " ms");
+      require(std::chrono::steady_clock::now().time_since_epoch().count() < deadline, "rank ", rank,
+              " did not finish its part within the time limit");
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     notes.push_back(read_json(path));
@@ -114,7 +89,7 @@ void commit(const fs::path& partial, const fs::path& final_path, const Checkpoin
   json manifest{{"format", 1},
                 {"step", request.step},
                 {"version", request.version},
-                {"world", {{"data_parallel_shard_degree", notes.size()}}},
+                {"world", json::parse(request.world_json)},
                 {"tensors", json::object()},
                 {"optimizer", json::object()},
                 {"files", json::object()}};
@@ -134,17 +109,19 @@ void commit(const fs::path& partial, const fs::path& final_path, const Checkpoin
   }
   write_file_synced(partial / "manifest.json", manifest.dump());
   sync_folder(partial);
-  if (fs::exists(final_path)) remove_checkpoint(final_path);
-  fs::rename(partial, final_path);
+  name_checkpoint(partial, final_path);
   sync_folder(request.folder);
-  if (request.keep_latest_k <= 0) return;
-  const auto all = newest_first(request.folder);
-  for (size_t i = static_cast<size_t>(request.keep_latest_k); i < all.size(); ++i) remove_checkpoint(all[i]);
+  try {
+    remove_older_checkpoints(request.folder, request.step, request.keep_latest_k);
+  } catch (const std::exception& error) {
+    log::warning("checkpoint ", final_path.string(),
+                 " is written, but an older one could not be removed: ", error.what());
+  }
 }
 
 /// The background part of one rank.
 void write_checkpoint(const CheckpointRequest& request, const ShardedValues& values, int rank, int num_ranks,
-                      std::chrono::milliseconds timeout) {
+                      const Deadline& deadline) {
   const auto final_path = request.folder / concat("step-", request.step);
   auto partial = final_path;
   partial += ".partial";
@@ -152,17 +129,20 @@ void write_checkpoint(const CheckpointRequest& request, const ShardedValues& val
     const auto kinds = write_pieces(partial, rank, values);
     write_file_atomically(partial / rank_note(rank),
                           json{{"kinds", kinds}, {"file", file_entry(partial / rank_file(rank))}}.dump());
-    if (rank == 0) commit(partial, final_path, request, await_notes(partial, num_ranks, timeout));
+    if (rank == 0) commit(partial, final_path, request, await_notes(partial, num_ranks, deadline));
   } catch (const std::exception& error) {
-    const auto text = concat("checkpoint ", final_path.string(), " was not written: ", error.what());
     std::error_code ignored;
     if (rank == 0) {
       fs::remove_all(partial, ignored);
     } else {
       fs::remove(partial / rank_file(rank), ignored);  // makes room for the note on a full disk
-      write_file_atomically(partial / rank_note(rank), json{{"error", error.what()}}.dump());
+      try {
+        write_file_atomically(partial / rank_note(rank), json{{"error", error.what()}}.dump());
+      } catch (const std::exception&) {
+        // Rank 0 has given up already and removed the folder; this rank's own error tells the rest.
+      }
     }
-    throw Error(text);
+    throw Error(concat("checkpoint ", final_path.string(), " was not written: ", error.what()));
   }
 }
 
@@ -176,17 +156,26 @@ ShardedValues sharded_values(FullyShardedDecoder& model, std::map<std::string, s
   return values;
 }
 
-CheckpointWriter::CheckpointWriter(Collectives& collectives, bool is_async, std::chrono::milliseconds timeout)
-    : collectives_(collectives), is_async_(is_async), timeout_(timeout) {}
+CheckpointWriter::CheckpointWriter(Collectives& collectives, CheckpointWriterOptions options)
+    : collectives_(collectives), options_(std::move(options)) {}
 
 CheckpointWriter::~CheckpointWriter() {
-  if (thread_.joinable()) thread_.join();
+  deadline_ = std::min(deadline_.load(), (Clock::now() + options_.grace).time_since_epoch().count());
+  finish();
   if (!error_.empty()) log::error(error_);
 }
 
-void CheckpointWriter::wait() {
+void CheckpointWriter::finish() {
   if (thread_.joinable()) thread_.join();
+}
+
+void CheckpointWriter::wait() {
+  finish();
   if (!error_.empty()) throw Error(std::exchange(error_, {}));
+}
+
+void CheckpointWriter::check() {
+  if (ended_) wait();
 }
 
 void CheckpointWriter::save(const CheckpointRequest& request, const ShardedValues& values) {
@@ -202,18 +191,22 @@ void CheckpointWriter::save(const CheckpointRequest& request, const ShardedValue
   for (auto& [kind, units] : snapshot->kinds) {
     for (auto& unit : units) {
       if (unit.defined())
-        unit = is_async_ ? unit.detach().to(at::kCPU, unit.scalar_type(), false, true) : unit.detach().to(at::kCPU);
+        unit = unit.detach().to(at::kCPU, unit.scalar_type(), /*non_blocking=*/false, /*copy=*/options_.is_async);
     }
   }
   collectives_.barrier(concat("checkpoint of step ", request.step));
+  deadline_ = (Clock::now() + options_.timeout).time_since_epoch().count();
   const auto write = [this, request, snapshot, rank = collectives_.rank(), size = collectives_.size()] {
     try {
-      write_checkpoint(request, *snapshot, rank, size, timeout_);
+      write_checkpoint(request, *snapshot, rank, size, deadline_);
+      if (rank == 0 && options_.on_written) options_.on_written(request.folder / concat("step-", request.step));
     } catch (const std::exception& error) {
       error_ = error.what();
     }
+    ended_ = true;
   };
-  if (is_async_) {
+  ended_ = false;
+  if (options_.is_async) {
     thread_ = std::thread(write);
     return;
   }
@@ -225,24 +218,33 @@ void CheckpointWriter::save(const CheckpointRequest& request, const ShardedValue
 CheckpointInfo read_checkpoint_info(const fs::path& checkpoint) {
   require(fs::exists(checkpoint / "manifest.json"), checkpoint.string(), " has no manifest.json: it is not whole");
   const auto manifest = read_json(checkpoint / "manifest.json");
-  require(manifest.is_object() && manifest.value("format", 0) == 1 && manifest.contains("files") &&
-              manifest.contains("tensors"),
+  require(manifest.is_object() && manifest.contains("files") && manifest.contains("tensors") &&
+              manifest.contains("optimizer") && manifest.value("format", json()) == 1,
           checkpoint.string(), ": manifest.json is not of format 1");
-  for (const auto& [name, entry] : manifest["files"].items()) {
-    const auto path = checkpoint / name;
-    require(fs::exists(path), checkpoint.string(), ": ", name, " is missing");
-    const auto bytes = fs::file_size(path);
-    require(bytes == entry.value("bytes", uint64_t{0}), path.string(), " has ", bytes, " bytes instead of ",
-            entry.value("bytes", uint64_t{0}));
-    require(file_entry(path)["xxh3_128"] == entry.value("xxh3_128", std::string()), path.string(),
-            ": its hash differs from the manifest's");
+  try {
+    for (const auto& [name, entry] : manifest["files"].items()) {
+      const auto path = checkpoint / name;
+      require(fs::exists(path), checkpoint.string(), ": ", name, " is missing");
+      const auto bytes = fs::file_size(path);
+      require(bytes == entry.at("bytes").get<uint64_t>(), path.string(), " has ", bytes, " bytes instead of ",
+              entry.at("bytes").get<uint64_t>());
+      require(file_entry(path)["xxh3_128"] == entry.at("xxh3_128"), path.string(),
+              ": its hash differs from the manifest's");
+    }
+    return {checkpoint, manifest.at("step"), manifest.at("version"), read_file(checkpoint / "state.json"),
+            read_file(checkpoint / "groups.bin")};
+  } catch (const json::exception& error) {
+    fail(checkpoint.string(), ": manifest.json: ", error.what());
   }
-  return {checkpoint, manifest.value("step", int64_t{0}), manifest.value("version", int64_t{0}),
-          read_file(checkpoint / "state.json"), read_file(checkpoint / "groups.bin")};
 }
 
 std::optional<CheckpointInfo> find_latest_checkpoint(const fs::path& folder) {
-  for (const auto& path : newest_first(folder)) {
+  if (!fs::is_directory(folder)) return std::nullopt;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.is_directory() && entry.path().extension() == ".partial")
+      log::warning("checkpoint ", entry.path().string(), " is left out: its save did not end");
+  }
+  for (const auto& path : checkpoints_newest_first(folder)) {
     try {
       return read_checkpoint_info(path);
     } catch (const std::exception& error) {
@@ -252,7 +254,7 @@ std::optional<CheckpointInfo> find_latest_checkpoint(const fs::path& folder) {
   return std::nullopt;
 }
 
-void load_checkpoint_values(const fs::path& checkpoint, ShardedValues& values) {
+void load_checkpoint_values(const fs::path& checkpoint, ShardedValues& values) try {
   const at::NoGradGuard no_grad;
   const auto manifest = read_json(checkpoint / "manifest.json");
   std::map<std::string, std::unique_ptr<SafetensorsFile>> files;
@@ -290,6 +292,8 @@ void load_checkpoint_values(const fs::path& checkpoint, ShardedValues& values) {
               " is not whole");
     }
   }
+} catch (const json::exception& error) {
+  fail(checkpoint.string(), ": manifest.json: ", error.what());
 }
 
 }  // namespace troupe

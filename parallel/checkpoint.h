@@ -8,6 +8,7 @@
 // The background threads meet through the folder, not through collectives: those belong to the training threads.
 #pragma once
 
+#include <atomic>
 #include <filesystem>
 #include <thread>
 
@@ -31,15 +32,23 @@ struct CheckpointRequest {
   int64_t step = 0, version = 0;
   std::string state_json, groups;  // rank 0's count
   int64_t keep_latest_k = 3;       // 0: all
+  std::string world_json = "{}";   // of the layout that writes, for those who look into the manifest
+};
+
+struct CheckpointWriterOptions {
+  bool is_async = false;
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);  // for the slowest rank's write
+  /// How long the destructor lets a write under way go on (the run may be ending because a rank is gone).
+  std::chrono::milliseconds grace = std::chrono::seconds(5);
+  /// Rank 0, on the writing thread, once the checkpoint has its name.
+  std::function<void(const std::filesystem::path&)> on_written = nullptr;
 };
 
 class CheckpointWriter {
  public:
-  /// `timeout`: for the slowest rank's write. The group must outlive the writer; with replicas of shards only one of
-  /// them writes.
-  CheckpointWriter(Collectives& collectives, bool is_async,
-                   std::chrono::milliseconds timeout = std::chrono::minutes(10));
-  /// Waits for a write that is under way.
+  /// The group must outlive the writer; with replicas of shards only one of them writes.
+  CheckpointWriter(Collectives& collectives, CheckpointWriterOptions options);
+  /// Ends a write that is under way, or gives it up after the grace; an error is logged.
   ~CheckpointWriter();
 
   /// Every rank calls. Values are as of this call, whatever happens to the tensors afterwards. Throws the error of the
@@ -47,13 +56,19 @@ class CheckpointWriter {
   void save(const CheckpointRequest& request, const ShardedValues& values);
   /// Waits for the write under way; throws its error once.
   void wait();
+  /// Throws the error of a write that has ended, without waiting; for the edge between two steps.
+  void check();
 
  private:
+  using Clock = std::chrono::steady_clock;
+  void finish();
+
   Collectives& collectives_;
-  bool is_async_;
-  std::chrono::milliseconds timeout_;
+  CheckpointWriterOptions options_;
   std::thread thread_;
-  std::string error_;
+  std::string error_;  // the thread's until `ended_`
+  std::atomic<bool> ended_{true};
+  std::atomic<Clock::rep> deadline_{0};  // of the wait for other ranks' parts
 };
 
 struct CheckpointInfo {
@@ -64,7 +79,8 @@ struct CheckpointInfo {
 
 /// Checks manifest, sizes and hashes of one checkpoint and reads its small files. Throws Error naming what is wrong.
 CheckpointInfo read_checkpoint_info(const std::filesystem::path& checkpoint);
-/// The newest whole checkpoint in `folder`; warns of every newer one by name and reason. None where there is none.
+/// The newest whole checkpoint in `folder`; warns of every newer one, and of every save that did not end, by name and
+/// reason. None where there is none.
 std::optional<CheckpointInfo> find_latest_checkpoint(const std::filesystem::path& folder);
 /// Fills this rank's tensors of every kind in `values`, whatever layout wrote them. Throws Error naming kind and tensor
 /// that is missing, misshaped or not whole. The caller has checked the hashes (the two functions above do).

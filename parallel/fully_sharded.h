@@ -57,8 +57,9 @@ class FullyShardedDecoder : public UnitRunner {
   /// second forward and its backward. Call `finish_backward` after the last backward of a step.
   Tensor forward(const Tensor& tokens_T, const PackedLayout& layout);
   Tensor run(int64_t unit, const Body& body, const Tensor& x) override;
-  /// The output head's weight as a leaf in parameter_dtype; may be asked for before or after the forward. Stays gathered
-  /// until the backward of the final norm, or, without gradients, until `finish_backward` or `parameters_changed`.
+  /// The output head's weight as a leaf in parameter_dtype; may be asked for before or after the forward. Stays
+  /// gathered until the backward of the final norm, or, without gradients, until `finish_backward` or
+  /// `parameters_changed`.
   Tensor head_weight();
   /// fp32 [V, D] into which an operator may add the head's gradient itself, instead of giving it to autograd (which
   /// would make a whole gradient per chunk of the loss). Valid until the backward of the final norm.

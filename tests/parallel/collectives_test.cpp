@@ -9,7 +9,7 @@
 #include "tests/parallel/ranks.h"
 
 using namespace troupe;
-using namespace troupe::testing;
+using namespace troupe::parallel_testing;
 
 namespace {
 

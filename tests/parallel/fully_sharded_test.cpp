@@ -7,7 +7,7 @@
 #include "tests/parallel/tiny_model.h"
 
 using namespace troupe;
-using namespace troupe::testing;
+using namespace troupe::parallel_testing;
 
 namespace {
 

@@ -6,7 +6,7 @@
 
 #include "parallel/collectives.h"
 
-namespace troupe::testing {
+namespace troupe::parallel_testing {
 
 using RankFunction = std::function<void(Collectives&)>;
 
@@ -39,4 +39,4 @@ inline void run_ranks(int size, const RankFunction& function,
   }
 }
 
-}  // namespace troupe::testing
+}  // namespace troupe::parallel_testing

@@ -5,7 +5,7 @@
 #include "models/recompute.h"
 #include "parallel/fully_sharded.h"
 
-namespace troupe::testing {
+namespace troupe::parallel_testing {
 
 inline ModelConfig tiny_config(bool tied) {
   ModelConfig config;
@@ -111,4 +111,4 @@ inline double relative_difference(const TensorMap& got, const TensorMap& expecte
   return difference / scale;
 }
 
-}  // namespace troupe::testing
+}  // namespace troupe::parallel_testing
