@@ -91,6 +91,25 @@ void check_that(bool condition, const char* key, auto value, const char* wanted)
   if (!condition) throw UsageError(concat("algorithm.", key, " = ", value, " ", wanted));
 }
 
+/// Values that are fine alone and say nothing, or nothing true, beside another one.
+void check_combinations(const AlgorithmOptions& o) {
+  const AlgorithmOptions neutral;
+  check_that(o.kl_target == 0 || o.kl_coefficient > 0, "kl_target", o.kl_target,
+             "needs algorithm.kl_coefficient above 0: the adaptive coefficient is multiplied, and 0 stays 0");
+  check_that(o.dual_clip == 0 || o.policy_loss == "clip" || o.policy_loss == "gspo", "dual_clip", o.dual_clip,
+             concat("bounds a clipped ratio: algorithm.policy_loss = \"", o.policy_loss, "\" has none").c_str());
+  const bool discounts = needs_critic(o) || o.advantage == "reward_to_go" || o.advantage == "group_reward_to_go";
+  const auto whole_sample = concat("discounts token by token: algorithm.advantage = \"", o.advantage,
+                                   "\" gives every token of a sample the same");
+  check_that(o.gamma == neutral.gamma || discounts, "gamma", o.gamma, whole_sample.c_str());
+  const auto no_values = concat("needs a critic's values: algorithm.advantage = \"", o.advantage, "\" has none");
+  check_that(o.lambda == neutral.lambda || needs_critic(o), "lambda", o.lambda, no_values.c_str());
+  check_that(o.value_clip == neutral.value_clip || needs_critic(o), "value_clip", o.value_clip, no_values.c_str());
+  check_that(o.zero_variance == "keep" || !needs_baseline_sample(o), "zero_variance", o.zero_variance,
+             "does not go with algorithm.advantage = \"greedy_baseline\": samples with one reward still differ from "
+             "the greedy one");
+}
+
 }  // namespace
 
 std::vector<std::string> known_algorithms() {
@@ -154,8 +173,15 @@ void check_algorithm(const AlgorithmOptions& o) {
   check_that(o.correction_low >= 0 && o.correction_low < o.correction_high, "correction_low", o.correction_low,
              "must lie in [0, correction_high)");
   check_that(o.correction_cap > 0, "correction_cap", o.correction_cap, "must be above 0");
+  check_combinations(o);
 }
 
-bool needs_reference(const AlgorithmOptions& options) { return options.kl_coefficient > 0 || options.kl_target > 0; }
+bool needs_reference(const AlgorithmOptions& options) { return options.kl_coefficient > 0; }
+bool needs_groups(const AlgorithmOptions& options) {
+  return options.advantage == "group_mean" || options.advantage == "leave_one_out" ||
+         options.advantage == "group_reward_to_go";
+}
+bool needs_baseline_sample(const AlgorithmOptions& options) { return options.advantage == "greedy_baseline"; }
+bool needs_critic(const AlgorithmOptions& options) { return options.advantage == "gae"; }
 
 }  // namespace troupe

@@ -62,5 +62,11 @@ void complete_algorithm(AlgorithmOptions& options, int64_t max_new_tokens);
 void check_algorithm(const AlgorithmOptions& options);
 /// Whether a step reads Trajectory::reference_log_probs.
 bool needs_reference(const AlgorithmOptions& options);
+/// Whether the advantage compares the samples of a prompt: then a group of one teaches nothing (B149).
+bool needs_groups(const AlgorithmOptions& options);
+/// Whether a step reads Trajectory::baseline_reward: a greedy sample beside each group.
+bool needs_baseline_sample(const AlgorithmOptions& options);
+/// Whether a step reads Trajectory::values.
+bool needs_critic(const AlgorithmOptions& options);
 
 }  // namespace troupe

@@ -108,7 +108,16 @@ Learner::Learner(const ModelConfig& config, Collectives& collectives, LearnerOpt
     : implementation_(std::make_unique<Implementation>(config, collectives, std::move(options))) {}
 Learner::~Learner() = default;
 
-void Learner::load(const std::function<Tensor(const std::string& name)>& read) { implementation_->model_.load(read); }
+void Learner::load(const ReadTensor& read) { implementation_->model_.load(read); }
+void Learner::load_reference(const ModelConfig& config, const ReadTensor& read) {
+  auto& self = *implementation_;
+  require(config.vocab_size == self.config_.vocab_size, "the reference has a vocabulary of ", config.vocab_size,
+          ", the model one of ", self.config_.vocab_size);
+  self.reference_decoder_ = std::make_unique<Decoder>(config);
+  self.reference_ =
+      std::make_unique<FullyShardedDecoder>(*self.reference_decoder_, self.collectives_, self.options_.sharding);
+  self.reference_->load(read);
+}
 int64_t Learner::step() const { return implementation_->step_; }
 double Learner::learning_rate() const {
   const auto& options = implementation_->options_;

@@ -40,8 +40,11 @@ class Learner {
   /// UsageError on impossible options.
   Learner(const ModelConfig& config, Collectives& collectives, LearnerOptions options);
   ~Learner();
-  /// `read(name)` gives a full fp32 tensor.
-  void load(const std::function<Tensor(const std::string& name)>& read);
+  using ReadTensor = std::function<Tensor(const std::string& name)>;  // a full fp32 tensor by name
+  void load(const ReadTensor& read);
+  /// A frozen second model that fills Trajectory::reference_log_probs before each policy step that reads them. Of its
+  /// own configuration, with the same vocabulary.
+  void load_reference(const ModelConfig& config, const ReadTensor& read);
 
   /// One policy update (num_epochs * num_minibatches optimizer steps) on the whole batch; every rank is given the same
   /// trajectories and takes its part. A non-finite loss or gradient skips the update, says so in "skipped" and throws

@@ -60,6 +60,8 @@ struct Learner::Implementation {
   LearnerOptions options_;
   Decoder decoder_;
   FullyShardedDecoder model_;
+  std::unique_ptr<Decoder> reference_decoder_;  // none: trajectories come with their reference log-probs
+  std::unique_ptr<FullyShardedDecoder> reference_;
   std::unique_ptr<RecomputeRunner> recompute_;  // around the model; none: nothing is recomputed
   std::unique_ptr<Optimizer> optimizer_;
   KlCoefficient kl_coefficient_;

@@ -3,6 +3,7 @@
 
 #include "training/learner_implementation.h"
 #include "training/policy_objective.h"
+#include "training/trajectory_log_probs.h"
 
 namespace troupe {
 namespace {
@@ -158,36 +159,9 @@ class PolicyStep {
 
 std::vector<std::vector<float>> Learner::Implementation::log_probs(std::span<const Trajectory> batch,
                                                                    std::span<const std::vector<uint8_t>> wanted) {
-  const at::NoGradGuard no_grad;
-  const auto ranks = pack_trajectories(batch, wanted, {collectives_.size(), options_.num_tokens_per_microbatch, true});
-  std::vector<int64_t> offsets;
-  int64_t total = 0;
-  for (const auto& t : batch) {
-    offsets.push_back(total);
-    total += static_cast<int64_t>(t.tokens.size());
-  }
-  // Each rank fills its part of one flat tensor; the sum over ranks adds zeros only.
-  auto flat = at::zeros({std::max<int64_t>(total, 1)}, at::kFloat);
-  for (const auto& row : ranks[static_cast<size_t>(collectives_.rank())]) {
-    const auto tensors = to_tensors(row);
-    const auto hidden_ND = predicting_hidden(tensors, row.layout);
-    const auto values = troupe::log_probs(hidden_ND, model_.head_weight(), tensors.targets_N,
-                                          log_prob_options(options_.algorithm.temperature));
-    if (row.is_filler) continue;
-    const auto host = values.log_prob_T.to(at::kFloat).cpu();
-    for (size_t n = 0; n < row.samples.size(); ++n)
-      flat.mutable_data_ptr<float>()[offsets[static_cast<size_t>(row.samples[n])] + row.token_indices[n]] =
-          host.const_data_ptr<float>()[n];
-  }
-  auto shared = flat.to(options_.sharding.device);
-  collectives_.all_reduce(shared, "log-probs");
-  flat = shared.cpu();
-  std::vector<std::vector<float>> result;
-  for (size_t s = 0; s < batch.size(); ++s) {
-    const auto* begin = flat.const_data_ptr<float>() + offsets[s];
-    result.emplace_back(begin, begin + batch[s].tokens.size());
-  }
-  return result;
+  return trajectory_log_probs(
+      model_, batch, wanted,
+      {options_.num_tokens_per_microbatch, options_.sharding.device, log_prob_options(options_.algorithm.temperature)});
 }
 
 std::vector<std::vector<float>> Learner::log_probs(const std::vector<Trajectory>& batch, Wanted wanted) {
@@ -206,7 +180,14 @@ Metrics Learner::train_policy(const std::vector<Trajectory>& batch) {
   for (const auto& t : batch)
     require(static_cast<int64_t>(t.tokens.size()) <= longest, "sample ", t.sample_id, " has ", t.tokens.size(),
             " tokens; training.max_context_length is ", longest);
-  return PolicyStep(*implementation_, batch).run();
+  auto& self = *implementation_;
+  if (self.reference_ == nullptr || !needs_reference(self.options_.algorithm)) return PolicyStep(self, batch).run();
+  auto judged = batch;
+  const auto log_probs = trajectory_log_probs(*self.reference_, batch, sampled_masks(batch),
+                                              {self.options_.num_tokens_per_microbatch, self.options_.sharding.device,
+                                               self.log_prob_options(self.options_.algorithm.temperature)});
+  for (size_t s = 0; s < judged.size(); ++s) judged[s].reference_log_probs = log_probs[s];
+  return PolicyStep(self, judged).run();
 }
 
 }  // namespace troupe

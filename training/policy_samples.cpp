@@ -75,9 +75,8 @@ PolicySamples prepare_samples(std::span<const Trajectory> batch, const Algorithm
   Moments moments;
   for (size_t i = 0; i < batch.size(); ++i) {
     const auto& t = batch[i];
-    const bool needs_group = compares_samples || options.advantage == "group_reward_to_go";
     const bool is_known = rewards[i] && std::isfinite(*rewards[i]);
-    bool takes_part = needs_group ? group.live[i] != 0 : is_known;
+    bool takes_part = needs_groups(options) ? group.live[i] != 0 : is_known;
     if (options.zero_variance != "keep" && group.zero_variance[i] != 0) takes_part = false;
     if (options.overlong == "mask" && t.finish_reason == FinishReason::kLength) {
       result.num_overlong += takes_part;

@@ -39,6 +39,18 @@ TEST_CASE("impossible combinations are refused by key") {
   refused([](auto& o) { o.advantage = "q"; });
   refused([](auto& o) { o.num_epochs = 0; });
   refused([](auto& o) { o.clip_low = 1; });
+  refused([](auto& o) { o.kl_target = 0.1; });
+  refused([](auto& o) { o.gamma = 0.9; });
+  refused([](auto& o) { o.lambda = 1; });
+  refused([](auto& o) { o.value_clip = 0; });
+  refused([](auto& o) {
+    o = algorithm_preset("rloo");
+    o.dual_clip = 3;
+  });
+  refused([](auto& o) {
+    o = algorithm_preset("remax");
+    o.zero_variance = "drop";
+  });
 }
 
 TEST_CASE("what follows from the sampling limit is filled only where it is open") {

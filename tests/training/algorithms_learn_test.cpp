@@ -1,0 +1,137 @@
+// Every algorithm of the list learns the toy, as its preset says and with what goes with it: a reference, epochs,
+// mini-batches, corrections of a stale sampler.
+#include "tests/doctest.h"
+#include "tests/training/toy_policy.h"
+
+namespace troupe {
+namespace {
+
+using namespace testing;
+
+ModelConfig toy_config() {
+  auto config = learner_config();
+  config.vocab_size = 16;
+  config.hidden_size = 32;
+  config.intermediate_size = 64;
+  return config;
+}
+
+struct Setting {
+  AlgorithmOptions algorithm;
+  ToyOptions toy = {.vocab_size = 16};
+  int num_steps = 40;
+  int lag = 0;  // versions that the sampler is behind
+  double lr = 5e-3;
+};
+
+Setting setting_of(const std::string& name) {
+  Setting setting;
+  setting.algorithm = algorithm_preset(name);
+  complete_algorithm(setting.algorithm, setting.toy.completion_length);
+  if (!needs_groups(setting.algorithm)) setting.toy = {.vocab_size = 16, .num_groups = 64, .num_samples = 1};
+  return setting;
+}
+
+/// Trains and returns the mean reward of the last five batches.
+double learn(const Setting& setting, uint64_t seed = 1) {
+  const auto config = toy_config();
+  auto options = learner_options();
+  options.optimizer.lr = setting.lr;
+  options.max_norm = 1;
+  options.algorithm = setting.algorithm;
+  const auto weights = learner_weights(config, seed, 0.05);
+  double last = 0;
+  with_one_rank(config, options, weights, [&](Learner& learner) {
+    learner.load_reference(config, [&](const std::string& name) { return weights.at(name); });
+    Decoder decoder(config);
+    std::vector<TensorMap> versions;
+    for (int step = 0; step < setting.num_steps; ++step) {
+      versions.push_back(learner.gather_weights(at::kFloat));
+      for (auto& [name, tensor] : versions.back()) tensor = tensor.clone();
+      decoder.bind_all(versions[versions.size() - 1 - static_cast<size_t>(std::min(setting.lag, step))]);
+      const auto first_group = static_cast<uint64_t>(step * setting.toy.num_groups);
+      auto batch = sample_groups(decoder, setting.toy, seed, first_group);
+      if (needs_baseline_sample(setting.algorithm)) {
+        auto greedy = setting.toy;
+        greedy.greedy = true;
+        const auto baselines = sample_groups(decoder, greedy, seed, first_group);
+        for (size_t s = 0; s < batch.size(); ++s) batch[s].baseline_reward = baselines[s].total_reward;
+      }
+      if (step >= setting.num_steps - 5) last += mean_reward(batch) / 5;
+      const auto metrics = learner.train_policy(batch);
+      if (step == 0 && needs_reference(setting.algorithm) && metrics.contains("kl/mean"))
+        CHECK(std::abs(metrics.at("kl/mean")) < 1e-2);  // starts at the reference
+    }
+  });
+  return last;
+}
+
+}  // namespace
+
+TEST_CASE("every algorithm learns the toy") {
+  for (const auto& name : known_algorithms()) {
+    if (needs_critic(algorithm_preset(name))) continue;
+    CAPTURE(name);
+    CHECK(learn(setting_of(name)) > 0.8);
+  }
+}
+
+TEST_CASE("algorithms learn beside a reference, in the loss and in the reward") {
+  for (const char* name : {"grpo", "rloo", "reinforce_plus_plus_baseline", "remax"}) {
+    CAPTURE(name);
+    auto setting = setting_of(name);
+    setting.algorithm.kl_coefficient = 0.01;
+    setting.algorithm.kl_target = 0.5;
+    CHECK(learn(setting) > 0.7);
+  }
+}
+
+TEST_CASE("epochs and mini-batches over a fixed batch learn faster") {
+  auto setting = setting_of("grpo");
+  setting.num_steps = 14;
+  setting.lr = 3e-3;
+  const double once = learn(setting);
+  setting.algorithm.num_epochs = 2;
+  setting.algorithm.num_minibatches = 2;
+  CHECK(learn(setting) > once + 0.1);
+}
+
+TEST_CASE("a sampler that lags behind is corrected") {
+  for (const char* correction :
+       {"token-truncate", "token-band", "sequence-truncate", "sequence-mask", "geometric-mask"}) {
+    CAPTURE(correction);
+    auto setting = setting_of("grpo");
+    setting.lag = 1;
+    setting.algorithm.old_log_probs = "recomputed";
+    setting.algorithm.correction = correction;
+    CHECK(learn(setting) > 0.7);
+  }
+}
+
+TEST_CASE("a loaded reference gives what trajectories with its log-probs give, on any number of ranks") {
+  const auto config = learner_config();
+  const auto weights = learner_weights(config, 1), other = learner_weights(config, 2);
+  auto batch = learner_batch(3, 4);
+  auto options = learner_options();
+  options.algorithm.kl_coefficient = 0.1;
+  with_one_rank(config, options, other, [&](Learner& reference) {
+    const auto log_probs = reference.log_probs(batch, Learner::Wanted::kSampledTokens);
+    for (size_t s = 0; s < batch.size(); ++s) batch[s].reference_log_probs = log_probs[s];
+  });
+  Metrics expected;
+  with_one_rank(config, options, weights, [&](Learner& learner) { expected = learner.train_policy(batch); });
+  CHECK(expected.at("kl/mean") > 0.01);
+  for (auto& t : batch) t.reference_log_probs.clear();
+  for (const int num_ranks : {1, 2}) {
+    with_ranks(num_ranks, config, options, weights, [&](Learner& learner, int rank) {
+      learner.load_reference(config, [&](const std::string& name) { return other.at(name); });
+      const auto metrics = learner.train_policy(batch);
+      if (rank != 0) return;
+      CHECK(metrics.at("kl/mean") == doctest::Approx(expected.at("kl/mean")).epsilon(1e-5));
+      CHECK(metrics.at("loss/mean") == doctest::Approx(expected.at("loss/mean")).epsilon(1e-4));
+      CHECK(metrics.at("grad_norm") == doctest::Approx(expected.at("grad_norm")).epsilon(1e-4));
+    });
+  }
+}
+
+}  // namespace troupe
