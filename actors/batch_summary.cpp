@@ -90,6 +90,9 @@ nlohmann::json summarize_batch(const GroupBatch& batch, int64_t step, const Toke
     }
   }
   nlohmann::json metrics = nlohmann::json::object();
+  reward.write(metrics, "train_batch/reward/mean");
+  reward.sum += batch.filtered_reward_sum;
+  reward.count += batch.num_filtered_rewards;
   reward.write(metrics, "reward/mean");
   for (const auto& [name, mean] : by_name) mean.write(metrics, "reward/" + name + "/mean");
   if (best != nullptr) {
@@ -106,8 +109,11 @@ nlohmann::json summarize_batch(const GroupBatch& batch, int64_t step, const Toke
   metrics["train_batch/num_groups"] = batch.groups.size();
   metrics["train_batch/num_tokens"] = num_tokens;
   metrics["train_batch/num_samples_given_up"] = given_up;
-  constant.sum += static_cast<double>(batch.left_out.size());
-  constant.count += static_cast<int64_t>(batch.left_out.size());
+  auto filtered = batch.dropped;
+  filtered["zero_variance"] += static_cast<int64_t>(batch.left_out.size());
+  for (const auto& [reason, count] : filtered) metrics["rollout_buffer/num_dropped/" + reason] = count;
+  constant.sum += static_cast<double>(filtered["zero_variance"]);
+  constant.count += filtered["zero_variance"];
   constant.write(metrics, "rollout_reward/group_zero_std_frac");
   auto shown = nlohmann::json::array();
   if (best != nullptr) {

@@ -46,6 +46,7 @@ class BufferState {
  private:
   caf::result<LocalBatch> ask_batch(int64_t step) {
     step_ = step;
+    buffer_->begin_wait();
     waiting_ = self_->template make_response_promise<LocalBatch>();
     auto answer = waiting_;
     settle();

@@ -9,7 +9,7 @@
 namespace troupe {
 namespace {
 
-constexpr uint32_t kFormat = 1;
+constexpr uint32_t kFormat = 2;
 
 DroppedGroup make_dropped(const BufferedGroup& group, const std::string& reason) {
   DroppedGroup dropped{group.group, reason, {}};
@@ -91,11 +91,20 @@ void GroupBuffer::settle(uint64_t id) {
     drop(id, "zero_variance");
 }
 
+void GroupBuffer::count_filtered(const BufferedGroup& group) {
+  for (const auto& [id, sample] : group.samples) {
+    if (!sample.total_reward) continue;
+    filtered_reward_sum_ += *sample.total_reward;
+    ++num_filtered_rewards_;
+  }
+}
+
 void GroupBuffer::drop(uint64_t id, const std::string& reason) {
   const auto found = groups_.find(id);
+  count_filtered(found->second);
   dropped_.push_back(make_dropped(found->second, reason));
   ++dropped_since_batch_[reason];
-  ++num_dropped_since_batch_;
+  ++num_dropped_in_wait_;
   order_.erase(found->second.index);
   groups_.erase(found);
 }
@@ -108,11 +117,8 @@ std::optional<GroupBatch> GroupBuffer::take_batch() {
   std::vector<uint64_t> places, left_out;
   auto rest = order_;
   const auto kept = [&] { return static_cast<int64_t>(places.size()); };
-  const auto judged = [&] { return num_dropped_since_batch_ + kept() + static_cast<int64_t>(left_out.size()); };
-  const auto full = [&] {
-    const auto taken = kept() + static_cast<int64_t>(left_out.size());
-    return (kept() > 0 && taken >= options_.num_groups_per_step) || judged() >= judged_limit();
-  };
+  const auto taken = [&] { return kept() + static_cast<int64_t>(left_out.size()); };
+  const auto full = [&] { return kept() > 0 && taken() >= options_.num_groups_per_step; };
   while (!rest.empty() && !full()) {
     const auto end = rest.begin()->first + options_.window;
     auto at = rest.begin();
@@ -127,18 +133,20 @@ std::optional<GroupBatch> GroupBuffer::take_batch() {
       left_out.clear();
     }
   }
-  if (judged() >= judged_limit() && places.empty()) {
+  const bool exhausted = num_dropped_in_wait_ + taken() >= judged_limit();
+  if (exhausted && places.empty()) {
     std::string counts;
     for (const auto& [reason, count] : dropped_since_batch_)
       counts += concat(counts.empty() ? "" : ", ", count, " ", reason);
-    fail("buffer: of ", num_dropped_since_batch_, " groups in a row none can be trained on (", counts,
+    fail("buffer: of ", num_dropped_in_wait_, " groups in a row none can be trained on (", counts,
          "): the rewards never differ or never come. Check the rewards and the difficulty of the data, or set "
          "algorithm.zero_variance = \"keep\"");
   }
-  if (!full()) return std::nullopt;
+  if (!full() && !exhausted) return std::nullopt;
   GroupBatch batch;
   for (const auto id : left_out) {
     batch.left_out.push_back(make_dropped(groups_.at(id), "zero_variance"));
+    count_filtered(groups_.at(id));
     order_.erase(groups_.at(id).index);
     groups_.erase(id);
   }
@@ -147,8 +155,10 @@ std::optional<GroupBatch> GroupBuffer::take_batch() {
     batch.groups.push_back(std::move(groups_.extract(id).mapped()));
   }
   std::sort(batch.groups.begin(), batch.groups.end(), [](const auto& a, const auto& b) { return a.index < b.index; });
-  dropped_since_batch_.clear();
-  num_dropped_since_batch_ = 0;
+  batch.dropped = std::exchange(dropped_since_batch_, {});
+  num_dropped_in_wait_ = 0;
+  batch.filtered_reward_sum = std::exchange(filtered_reward_sum_, 0);
+  batch.num_filtered_rewards = std::exchange(num_filtered_rewards_, 0);
   return batch;
 }
 
@@ -169,7 +179,9 @@ std::vector<std::byte> GroupBuffer::save() const {
       out.put(reason);
     }
   }
-  out.put(num_dropped_since_batch_);
+  out.put(num_dropped_in_wait_);
+  out.put(filtered_reward_sum_);
+  out.put(num_filtered_rewards_);
   out.put<uint64_t>(dropped_since_batch_.size());
   for (const auto& [reason, count] : dropped_since_batch_) {
     out.put(reason);
@@ -208,7 +220,9 @@ void GroupBuffer::load(std::span<const std::byte> bytes, const std::vector<uint6
     require(order_.try_emplace(index, id).second && groups_.try_emplace(id, std::move(group)).second,
             "groups.bin: group ", id, " stands twice");
   }
-  num_dropped_since_batch_ = in.get<int64_t>();
+  num_dropped_in_wait_ = in.get<int64_t>();
+  filtered_reward_sum_ = in.get<double>();
+  num_filtered_rewards_ = in.get<int64_t>();
   const auto num_reasons = in.get_size(2 * sizeof(uint64_t));
   for (size_t i = 0; i < num_reasons; ++i) {
     const auto reason = in.get_string();

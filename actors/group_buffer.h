@@ -6,9 +6,10 @@
 //                                       └── "zero_variance": all rewards equal                          }
 //
 // zero_variance = "keep": such groups train as they are. "drop": they take their place in the batch but not part in it.
-// "refill": other groups replace them. Nothing waits for ever: after (1 + max_refill_rounds) * P judged groups the
-// batch is what there is, and a batch of nothing stops the run with the counts. Plain logic: knows no actor and no
-// clock.
+// "refill": other groups replace them. Nothing waits for ever: where the trainer waits and (1 + max_refill_rounds) * P
+// groups have been judged meanwhile, the batch is what there is, and a batch of nothing stops the run with the counts.
+// What was dropped while the trainer was busy does not count: by then the slots may have filled with good groups.
+// Plain logic: knows no actor and no clock.
 #pragma once
 
 #include <map>
@@ -48,8 +49,12 @@ struct DroppedGroup {
 
 /// What enters one train step. `zero_variance` groups of mode "drop" took their place but have nothing to say.
 struct GroupBatch {
-  std::vector<BufferedGroup> groups;   // in admission order
-  std::vector<DroppedGroup> left_out;  // mode "drop": places of this batch that do not train
+  std::vector<BufferedGroup> groups;       // in admission order
+  std::vector<DroppedGroup> left_out;      // mode "drop": places of this batch that do not train
+  std::map<std::string, int64_t> dropped;  // groups dropped since the batch before, by reason
+  // Of left_out and of the dropped groups: without them the mean reward of a run that filters says nothing.
+  double filtered_reward_sum = 0;
+  int64_t num_filtered_rewards = 0;
   int64_t num_samples() const;
 };
 
@@ -70,6 +75,8 @@ class GroupBuffer {
   /// Groups dropped since the last call; their slots are free.
   std::vector<DroppedGroup> take_dropped();
 
+  /// The trainer begins to wait: the rounds of refilling count from here.
+  void begin_wait() { num_dropped_in_wait_ = 0; }
   /// The next batch where it is complete. Throws Error with the counts where nothing trainable is left to wait for.
   std::optional<GroupBatch> take_batch();
 
@@ -89,6 +96,7 @@ class GroupBuffer {
  private:
   void settle(uint64_t group);
   void drop(uint64_t group, const std::string& reason);
+  void count_filtered(const BufferedGroup& group);
   int64_t judged_limit() const { return (1 + options_.max_refill_rounds) * options_.num_groups_per_step; }
 
   GroupBufferOptions options_;
@@ -96,7 +104,8 @@ class GroupBuffer {
   std::map<int64_t, uint64_t> order_;
   std::vector<DroppedGroup> dropped_;
   std::map<std::string, int64_t> dropped_since_batch_;
-  int64_t num_dropped_since_batch_ = 0;
+  int64_t num_dropped_in_wait_ = 0, num_filtered_rewards_ = 0;
+  double filtered_reward_sum_ = 0;
   int64_t num_duplicates_ = 0, num_unknown_ = 0, num_finalized_ = 0;
 };
 

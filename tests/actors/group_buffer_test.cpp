@@ -1,3 +1,4 @@
+#include "actors/batch_summary.h"
 #include "actors/group_buffer.h"
 
 #include "actors/admission.h"
@@ -97,9 +98,19 @@ TEST_CASE("refilling ends: a short batch, or the cause where nothing can be trai
     some.admit(g, static_cast<int64_t>(g), 2);
     put_group(some, g, {1.0, 1.0});
   }
-  const auto batch = some.take_batch();  // 4 of (1 + 1) * 2 judged
-  REQUIRE(batch.has_value());
-  CHECK(ids(*batch) == std::vector<uint64_t>{0});
+  GroupBuffer resumed({2, 1, ZeroVariance::kRefill, 1});
+  resumed.load(some.save(), {0});
+  for (auto* buffer : {&some, &resumed}) {
+    const auto batch = buffer->take_batch();  // 4 of (1 + 1) * 2 judged
+    REQUIRE(batch.has_value());
+    CHECK(ids(*batch) == std::vector<uint64_t>{0});
+    // The mean reward counts what was filtered: 1 of the trained samples and 6 of the dropped ones.
+    const auto metrics = summarize_batch(*batch, 1, {})["metrics"];
+    CHECK(metrics["reward/mean"].get<double>() == doctest::Approx(7.0 / 8));
+    CHECK(metrics["train_batch/reward/mean"].get<double>() == doctest::Approx(0.5));
+    CHECK(metrics["rollout_buffer/num_dropped/zero_variance"] == 3);
+    CHECK(metrics["rollout_reward/group_zero_std_frac"].get<double>() == doctest::Approx(0.75));
+  }
 
   for (const auto mode : {ZeroVariance::kDrop, ZeroVariance::kRefill}) {
     GroupBuffer none({2, 1, mode, 1});
@@ -117,6 +128,24 @@ TEST_CASE("refilling ends: a short batch, or the cause where nothing can be trai
     }
     CHECK(cause.find("4 zero_variance") != std::string::npos);
   }
+}
+
+TEST_CASE("refilling while the trainer is busy does not use up its rounds") {
+  GroupBuffer buffer({2, 1, ZeroVariance::kRefill, 1});
+  for (uint64_t g = 0; g < 10; ++g) {
+    buffer.admit(g, static_cast<int64_t>(g), 2);
+    put_group(buffer, g, {1.0, g < 8 ? 1.0 : 0.0});
+  }
+  const auto batch = buffer.take_batch();
+  REQUIRE(batch.has_value());
+  CHECK(ids(*batch) == std::vector<uint64_t>{8, 9});
+
+  for (uint64_t g = 10; g < 17; ++g) {
+    buffer.admit(g, static_cast<int64_t>(g), 2);
+    put_group(buffer, g, {1.0, g == 14 ? 0.0 : 1.0});
+  }
+  buffer.begin_wait();
+  CHECK_FALSE(buffer.take_batch().has_value());  // one good group, nothing judged since the wait began
 }
 
 TEST_CASE("failed samples leave their group smaller, failed groups free their slot by name") {

@@ -65,7 +65,8 @@ TEST_CASE("one rank that saves" * doctest::skip()) {
   write_file_atomically(environment("ANSWER"), answer);
 }
 
-TEST_CASE("B083 a rank killed in the middle of a save: its peer ends, and the next save of that step replaces the rest") {
+TEST_CASE(
+    "B083 a rank killed in the middle of a save: its peer ends, and the next save of that step replaces the rest") {
   TestFolder folder("killed-rank");
   const auto run = [&](const std::string& task) {
     const int port = free_port();

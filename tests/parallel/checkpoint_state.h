@@ -44,7 +44,8 @@ struct CheckpointState {
   }
 };
 
-inline void save_state(const std::filesystem::path& folder, int size, int64_t step, double seed, bool is_async = false) {
+inline void save_state(const std::filesystem::path& folder, int size, int64_t step, double seed,
+                       bool is_async = false) {
   run_ranks(size, [&](Collectives& collectives) {
     CheckpointState state(collectives);
     state.fill(seed);

@@ -84,10 +84,10 @@ TEST_CASE("10,000 random operations agree with a model and leak nothing") {
     Tokens tokens;
     auto operator<=>(const Key&) const = default;
   };
-  std::map<int32_t, int> references;   // owned blocks
-  std::map<int32_t, Key> content;      // of findable blocks, owned or cached
+  std::map<int32_t, int> references;  // owned blocks
+  std::map<int32_t, Key> content;     // of findable blocks, owned or cached
   std::map<Key, int32_t> findable;
-  std::vector<int32_t> owners;         // one entry a reference
+  std::vector<int32_t> owners;  // one entry a reference
   uint32_t counter = 0;
   const auto random = [&](uint64_t limit) {
     return static_cast<int64_t>(random_words(9, 0, ++counter, RandomStream::kDataOrder)[0] % limit);

@@ -25,7 +25,8 @@ int64_t version_at(const Trajectory& trajectory, int64_t index) {
 void check_versions(const Trajectory& trajectory) {
   check_trajectory(trajectory);
   REQUIRE(trajectory.versions.front().first_index == trajectory.prompt_length);
-  for (auto t = static_cast<int64_t>(trajectory.prompt_length); t < static_cast<int64_t>(trajectory.tokens.size()); ++t) {
+  for (auto t = static_cast<int64_t>(trajectory.prompt_length); t < static_cast<int64_t>(trajectory.tokens.size());
+       ++t) {
     const int64_t stride = (trajectory.tokens[t] - trajectory.tokens[t - 1] + kVocabulary) % kVocabulary;
     REQUIRE(version_at(trajectory, t) == stride);
   }
@@ -51,7 +52,8 @@ TEST_CASE("B050 every token is tagged with the weights that made it, under updat
         REQUIRE(step < 2000);
         if (step < 120 && random(3) == 0) {
           const std::vector<int32_t> prompt(1 + random(12), static_cast<int32_t>(random(3)));
-          engine.add(make_request(static_cast<uint64_t>(num_added++), prompt, 1.0, 1 + static_cast<int32_t>(random(20))));
+          engine.add(
+              make_request(static_cast<uint64_t>(num_added++), prompt, 1.0, 1 + static_cast<int32_t>(random(20))));
         }
         if (step < 120 && random(10) == 0) {
           engine.set_weights(striding(++version));
@@ -182,7 +184,8 @@ TEST_CASE("B034 a short prompt beside long ones has the log-probs that it has al
   };
   const auto request = make_request(1, {3, 1, 4}, 1.0, 12);
   const Trajectory alone = run({request});
-  CHECK((run({request, make_request(2, std::vector<int32_t>(50, 7), 1.0, 12), make_request(3, {5}, 1.0, 12)}) == alone));
+  CHECK(
+      (run({request, make_request(2, std::vector<int32_t>(50, 7), 1.0, 12), make_request(3, {5}, 1.0, 12)}) == alone));
   const Tensor log_probs = at::log_softmax(reference_logits(config, random_weights(config, 1, 5), alone.tokens), -1);
   for (size_t t = 3; t < alone.tokens.size(); ++t) {
     CHECK(std::abs(log_probs[static_cast<int64_t>(t) - 1][alone.tokens[t]].item<double>() - alone.log_probs[t]) < 5e-5);
@@ -198,14 +201,17 @@ TEST_CASE("the engine draws by protocol: one uniform a token from (seed, sample 
   engine.set_weights(pack_model(config, snapshot, at::kFloat, 1));
   std::vector<GenerationRequest> requests;
   for (const uint64_t group : {uint64_t{0}, uint64_t{5}, uint64_t{1} << 40}) {
-    for (uint32_t k = 0; k < 2; ++k) requests.push_back(make_request(make_sample_id(group, k), {3, 1, 4, 1, 5}, 1.3, 25));
+    for (uint32_t k = 0; k < 2; ++k)
+      requests.push_back(make_request(make_sample_id(group, k), {3, 1, 4, 1, 5}, 1.3, 25));
   }
   for (const auto& trajectory : generate_all(engine, requests)) {
     const Tensor logits = reference_logits(config, snapshot, trajectory.tokens) / 1.3;
     const Tensor sums = at::softmax(logits, -1).cumsum(-1).contiguous();
-    for (auto t = static_cast<int64_t>(trajectory.prompt_length); t < static_cast<int64_t>(trajectory.tokens.size()); ++t) {
+    for (auto t = static_cast<int64_t>(trajectory.prompt_length); t < static_cast<int64_t>(trajectory.tokens.size());
+         ++t) {
       const double* sum = sums.const_data_ptr<double>() + (t - 1) * config.vocab_size;
-      const double uniform = random_uniform(options.seed, trajectory.sample_id, static_cast<uint32_t>(t), RandomStream::kSampling);
+      const double uniform =
+          random_uniform(options.seed, trajectory.sample_id, static_cast<uint32_t>(t), RandomStream::kSampling);
       const int32_t id = trajectory.tokens[t];
       CHECK(uniform < sum[id] + 2e-5);
       CHECK(uniform > (id == 0 ? 0 : sum[id - 1]) - 2e-5);

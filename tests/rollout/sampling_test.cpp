@@ -78,7 +78,8 @@ void check_draw(const Reference& expected, const SampledToken& drawn, double uni
   REQUIRE(mass > 0);
   REQUIRE(before - tolerance <= uniform * total);
   REQUIRE(uniform * total < before + mass + tolerance);
-  REQUIRE(std::abs(drawn.log_prob - expected.log_probs[drawn.id]) < 4e-6 * (1 + std::abs(drawn.log_prob)) + expected.rounding);
+  REQUIRE(std::abs(drawn.log_prob - expected.log_probs[drawn.id]) <
+          4e-6 * (1 + std::abs(drawn.log_prob)) + expected.rounding);
 }
 
 SampledToken draw(const DecodeKernels& kernels, const std::vector<float>& logits, const SamplingRule& rule,
@@ -140,16 +141,16 @@ TEST_CASE("ties stay together, the best one is never dropped, filters that canno
       return ids;
     };
     const std::vector<int32_t> best = {1, 2, 4}, all = {0, 1, 2, 3, 4, 5};
-    CHECK(drawn_ids({1, 1, 1, 0}) == best);      // top-k 1 keeps what ties with the first
-    CHECK(drawn_ids({1, 0, 0, 0}) == best);      // top-p 0 keeps the best
+    CHECK(drawn_ids({1, 1, 1, 0}) == best);  // top-k 1 keeps what ties with the first
+    CHECK(drawn_ids({1, 0, 0, 0}) == best);  // top-p 0 keeps the best
     CHECK(drawn_ids({1, 1e-7f, 0, 0}) == best);
-    CHECK(drawn_ids({0.7f, 1, 0, 1}) == best);   // min-p 1 as well, at a temperature that rounds
+    CHECK(drawn_ids({0.7f, 1, 0, 1}) == best);  // min-p 1 as well, at a temperature that rounds
     CHECK(drawn_ids({0.3f, 1, 0, 1}) == best);
     CHECK(drawn_ids({1.3f, 0.4f, 3, 1}) == best);
     CHECK(drawn_ids({1, 1, 4, 0}) == std::vector<int32_t>{1, 2, 4, 5});
     CHECK(drawn_ids({1, 1, 0, 0}) == all);
     CHECK(drawn_ids({1, 1, 6, 0}) == all);
-    CHECK(drawn_ids({1, 1, 100, 0}) == all);     // top-k above the vocabulary
+    CHECK(drawn_ids({1, 1, 100, 0}) == all);                    // top-k above the vocabulary
     CHECK(drawn_ids({0, 1, 0, 0}) == std::vector<int32_t>{1});  // greedy: the lowest of tied ids
     CHECK(drawn_ids({0, 0.1f, 3, 1}) == std::vector<int32_t>{1});
   }
@@ -186,7 +187,7 @@ TEST_CASE("logits that are not finite are refused in every lane; minus infinity 
   for (const DecodeKernels* kernels : runnable_decode_kernels()) {
     CAPTURE(std::string(kernels->name));
     for (const size_t size : {1, 5, 16, 37, 300}) {
-      for (size_t lane = 0; lane < size; lane += size > 100 ? 7 : 1) {
+      for (size_t lane = 0; lane<size; lane += size> 100 ? 7 : 1) {
         for (const float bad : {std::nanf(""), infinity}) {
           std::vector<float> logits(size, 0.5f);
           logits[lane] = bad;

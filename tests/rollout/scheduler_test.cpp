@@ -1,5 +1,5 @@
-// What a step computes, without a model: a pretend cache remembers for each slot which tokens its content depends on, so
-// paging, chunking, sharing, copies and preemption are checked by what a sequence would attend to.
+// What a step computes, without a model: a pretend cache remembers for each slot which tokens its content depends on,
+// so paging, chunking, sharing, copies and preemption are checked by what a sequence would attend to.
 #include <map>
 #include <set>
 
@@ -80,7 +80,8 @@ class Simulation {
     return (context ^ static_cast<uint64_t>(token + 1)) * 0x9E3779B97F4A7C15u + 11;
   }
   Slot& slot(const int32_t* blocks, int64_t position) {
-    return cache_.at(blocks[position / options_.block_tokens] * options_.block_tokens + position % options_.block_tokens);
+    return cache_.at(blocks[position / options_.block_tokens] * options_.block_tokens +
+                     position % options_.block_tokens);
   }
 
   void write(const StepPlan& plan) {
@@ -207,14 +208,16 @@ TEST_CASE("a long request ends though short ones never stop coming") {
   uint64_t next = 0;
   int64_t num_steps = 0;
   for (; simulation.finished().count(1000) == 0 && num_steps < 200; ++num_steps) {
-    if (simulation.scheduler().num_waiting() < 2) simulation.add(next, prompt_of(5, static_cast<int32_t>(next)), 3), ++next;
+    if (simulation.scheduler().num_waiting() < 2)
+      simulation.add(next, prompt_of(5, static_cast<int32_t>(next)), 3), ++next;
     simulation.step();
   }
   CHECK(num_steps < 30);
   // And one that comes into a full house as well.
   simulation.add(1001, prompt_of(30, 40), 14);
   for (num_steps = 0; simulation.finished().count(1001) == 0 && num_steps < 200; ++num_steps) {
-    if (simulation.scheduler().num_waiting() < 3) simulation.add(next, prompt_of(5, static_cast<int32_t>(next)), 3), ++next;
+    if (simulation.scheduler().num_waiting() < 3)
+      simulation.add(next, prompt_of(5, static_cast<int32_t>(next)), 3), ++next;
     simulation.step();
   }
   CHECK(num_steps < 80);
@@ -248,8 +251,8 @@ TEST_CASE("random work in random budgets always attends to its own tokens and al
     };
     const auto block_tokens = static_cast<int32_t>(random(1, 5));
     const int64_t longest = 44, num_blocks = (longest + block_tokens - 1) / block_tokens + random(0, 12);
-    Simulation simulation({static_cast<int32_t>(random(1, 7)), static_cast<int32_t>(random(1, 20)), num_blocks,
-                           block_tokens});
+    Simulation simulation(
+        {static_cast<int32_t>(random(1, 7)), static_cast<int32_t>(random(1, 20)), num_blocks, block_tokens});
     std::set<uint64_t> expected;
     uint64_t next = 0;
     for (int i = 0; i < 150; ++i) {

@@ -27,7 +27,8 @@ Trajectory play(const Script& script, const EngineOptions& options = small_optio
   request.sampling.stop_token_ids = script.stop_token_ids;
   const Trajectory trajectory = generate_all(engine, {request}).at(0);
   check_trajectory(trajectory);
-  for (size_t t = 1; t < trajectory.tokens.size(); ++t) REQUIRE(trajectory.tokens[t] == successors[trajectory.tokens[t - 1]]);
+  for (size_t t = 1; t < trajectory.tokens.size(); ++t)
+    REQUIRE(trajectory.tokens[t] == successors[trajectory.tokens[t - 1]]);
   return trajectory;
 }
 
