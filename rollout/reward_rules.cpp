@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "models/text/regex.h"
-#include "rollout/reward.h"
+#include "rollout/model_reward.h"
 
 namespace troupe {
 namespace {
@@ -166,6 +166,7 @@ Kinds& kinds() {
        [](const RewardOptions& o) -> std::unique_ptr<RewardFunction> {
          return std::make_unique<LengthReward>(Settings(o), o.name);
        }},
+      {"model", &make_model_reward},
   };
   return list;
 }

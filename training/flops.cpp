@@ -14,7 +14,8 @@ double training_flops(const ModelConfig& config, const PackedLayout& layout, int
     const double before = segment.parent < 0 ? 0 : layout.segments[static_cast<size_t>(segment.parent)].length;
     num_pairs += length * before + length * (length + 1) / 2;
   }
-  const double head_parameters = static_cast<double>(config.vocab_size) * static_cast<double>(config.hidden_size);
+  const double head_parameters = static_cast<double>(config.num_labels > 0 ? config.num_labels : config.vocab_size) *
+                                 static_cast<double>(config.hidden_size);
   return 6 * layer_parameters * layout.num_tokens + 6 * head_parameters * static_cast<double>(num_predicted) +
          12.0 * static_cast<double>(config.num_hidden_layers * config.num_attention_heads * config.head_dim) *
              num_pairs;

@@ -70,6 +70,11 @@ Tensor Learner::Implementation::predicting_hidden(const RowTensors& row, const P
   return hidden_TD.index_select(0, row.predictors_N);
 }
 
+Tensor Learner::Implementation::scores(const Tensor& hidden_ND) {
+  require(config_.num_labels == 1, "scores need a model with one label, not a language model");
+  return at::mv(hidden_ND.to(at::kFloat), model_.head_weight().to(at::kFloat).view({-1}));
+}
+
 RowTensors Learner::Implementation::to_tensors(const PackedRow& row) const {
   const auto device = options_.sharding.device;
   return {at::tensor(row.tokens, at::kLong).to(device), at::tensor(row.predictors, at::kLong).to(device),

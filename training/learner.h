@@ -1,6 +1,6 @@
-// The learner: one rank's training step for any objective. The trainer actor's shards each own one; pre-training and RL
-// differ by the objective they are given. Every rank calls every function; numbers do not depend on the number of
-// ranks.
+// The learner: one rank's training step for any objective. The trainer actor's shards each own one; RL, pre-training,
+// supervised fine-tuning, reward models and DPO differ by the objective they are given. Every rank calls every
+// function; numbers do not depend on the number of ranks.
 #pragma once
 
 #include <map>
@@ -12,14 +12,17 @@
 #include "training/documents.h"
 #include "training/lr_schedule.h"
 #include "training/optimizer.h"
+#include "training/preference_loss.h"
+#include "training/preference_source.h"
 
 namespace troupe {
 
 struct LearnerOptions {
   OptimizerOptions optimizer;
   ScheduleOptions schedule;
-  AlgorithmOptions algorithm;
-  double max_norm = 1.0;  // of the global gradient; 0: not clipped
+  AlgorithmOptions algorithm;    // of policy steps
+  PreferenceOptions preference;  // of steps over pairs
+  double max_norm = 1.0;         // of the global gradient; 0: not clipped
   int64_t num_tokens_per_microbatch = 4096;
   int64_t max_context_length = 2048;
   int skip_nonfinite_steps = 3;                // so many in a row stop the run
@@ -34,6 +37,9 @@ struct LearnerOptions {
 /// Names as in metrics.jsonl ("loss/mean", "grad_norm", "logprob_diff/max", ...). Plain numbers: no graph stays alive
 /// (B123).
 using Metrics = std::map<std::string, double>;
+
+/// Summed log-probs of a pair's answers under the frozen reference, by pair id: (chosen, rejected).
+using PreferenceReference = std::map<uint64_t, std::pair<double, double>>;
 
 class Learner {
  public:
@@ -51,11 +57,33 @@ class Learner {
   /// Error after `skip_nonfinite_steps` in a row. A batch with nothing to learn makes no step ("train_batch/num_tokens"
   /// is that of the samples that take part, "train_batch/num_trained_tokens" 0). Metrics: docs/algorithms.md.
   Metrics train_policy(const std::vector<Trajectory>& batch);
+  /// Fills the reference log-probs of trajectories that come without, where the algorithm reads them and a reference is
+  /// loaded; train_policy does so itself.
+  void add_reference_log_probs(std::vector<Trajectory>& batch);
+
+  /// Of a critic, a model with one score: the value of the state before each sampled token, on every rank ([L]; 0
+  /// elsewhere).
+  std::vector<std::vector<float>> values(const std::vector<Trajectory>& batch);
+  /// One critic update (epochs and mini-batches as the policy's) towards the returns of LearnerOptions::algorithm; the
+  /// trajectories carry `values`, and reference log-probs where the KL, at the policy's `kl_coefficient`, is part of
+  /// the reward. Metrics "critic/...".
+  Metrics train_values(const std::vector<Trajectory>& batch, double kl_coefficient);
+
   /// One pre-training update: each rank gives its own rows; the denominator is the global count of targets. Throws
   /// Error where there is no target on any rank.
   Metrics train_language_model(const std::vector<LanguageModelBatch>& rows);
   /// Mean cross entropy without update, over all ranks' rows, however many each has (B097).
   Metrics evaluate_language_model(const std::vector<LanguageModelBatch>& rows);
+
+  /// One update on pairs: the reward model's, or DPO's and IPO's, as LearnerOptions::preference says. Every rank is
+  /// given the same pairs and takes its part; the loss is the mean over all of them. DPO and IPO need
+  /// `set_preference_reference` before.
+  Metrics train_preference(const std::vector<PreferencePair>& pairs);
+  /// Loss, accuracy and margin without update, over all pairs ("validation/...").
+  Metrics evaluate_preference(const std::vector<PreferencePair>& pairs);
+  /// Log-probs of both answers (chosen, rejected) under the current weights, by pair id; the same on every rank.
+  PreferenceReference preference_log_probs(const std::vector<PreferencePair>& pairs);
+  void set_preference_reference(PreferenceReference reference);
 
   enum class Wanted { kAllTokens, kSampledTokens };
   /// Log-probs of every token (or of the sampled ones) of every trajectory under the current weights, on every rank

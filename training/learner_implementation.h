@@ -4,6 +4,8 @@
 //   learner.cpp           construction, state, and `update`: micro-batches -> clipped, checked optimizer step
 //   learner_policy.cpp    trajectories -> rows -> policy objective
 //   learner_language.cpp  rows of text -> cross entropy
+//   learner_value.cpp     trajectories -> values, and the critic's update
+//   learner_preference.cpp  pairs of answers -> Bradley-Terry, DPO or IPO
 #pragma once
 
 #include <cmath>
@@ -45,6 +47,8 @@ struct Learner::Implementation {
 
   /// Hidden states [N, D] that predict the row's targets.
   Tensor predicting_hidden(const RowTensors& row, const PackedLayout& layout);
+  /// Scores [N] of a model with one label, in fp32.
+  Tensor scores(const Tensor& hidden_ND);
   RowTensors to_tensors(const PackedRow& row) const;
   LogProbOptions log_prob_options(double temperature) const;
   /// Adds tokens and floating-point operations of a row.
@@ -65,6 +69,7 @@ struct Learner::Implementation {
   std::unique_ptr<RecomputeRunner> recompute_;  // around the model; none: nothing is recomputed
   std::unique_ptr<Optimizer> optimizer_;
   KlCoefficient kl_coefficient_;
+  PreferenceReference preference_reference_;
   int64_t step_ = 0;
   int num_skipped_in_a_row_ = 0;
 };

@@ -1,4 +1,5 @@
 // The policy step: trajectories -> packed rows -> objective per token -> update, over epochs and mini-batches.
+#include <algorithm>
 #include <numeric>
 
 #include "training/learner_implementation.h"
@@ -22,6 +23,12 @@ Masks only(const Masks& masks, const std::vector<size_t>& chosen) {
   for (const auto& mask : masks) result.emplace_back(mask.size(), 0);
   for (const size_t s : chosen) result[s] = masks[s];
   return result;
+}
+
+/// Whether the loaded reference has to be asked about this batch.
+bool lacks_reference(const Learner::Implementation& learner, std::span<const Trajectory> batch) {
+  return learner.reference_ != nullptr && needs_reference(learner.options_.algorithm) &&
+         std::any_of(batch.begin(), batch.end(), [](const Trajectory& t) { return t.reference_log_probs.empty(); });
 }
 
 /// One call of train_policy.
@@ -181,13 +188,19 @@ Metrics Learner::train_policy(const std::vector<Trajectory>& batch) {
     require(static_cast<int64_t>(t.tokens.size()) <= longest, "sample ", t.sample_id, " has ", t.tokens.size(),
             " tokens; training.max_context_length is ", longest);
   auto& self = *implementation_;
-  if (self.reference_ == nullptr || !needs_reference(self.options_.algorithm)) return PolicyStep(self, batch).run();
+  if (!lacks_reference(self, batch)) return PolicyStep(self, batch).run();
   auto judged = batch;
+  add_reference_log_probs(judged);
+  return PolicyStep(self, judged).run();
+}
+
+void Learner::add_reference_log_probs(std::vector<Trajectory>& batch) {
+  auto& self = *implementation_;
+  if (!lacks_reference(self, batch)) return;
   const auto log_probs = trajectory_log_probs(*self.reference_, batch, sampled_masks(batch),
                                               {self.options_.num_tokens_per_microbatch, self.options_.sharding.device,
                                                self.log_prob_options(self.options_.algorithm.temperature)});
-  for (size_t s = 0; s < judged.size(); ++s) judged[s].reference_log_probs = log_probs[s];
-  return PolicyStep(self, judged).run();
+  for (size_t s = 0; s < batch.size(); ++s) batch[s].reference_log_probs = log_probs[s];
 }
 
 }  // namespace troupe

@@ -81,7 +81,8 @@ class Packer {
         const auto fits = [&](const Bundle& bundle) {
           return options_.share_prompts && prompt > 0 && shares_prompt(bundle.samples.front(), i) &&
                  num_inputs_[bundle.samples.front()] >= prompt &&
-                 bundle.num_tokens + num_own_tokens(i) <= std::max(limit, prompt + num_own_tokens(bundle.samples[0]));
+                 (options_.keep_groups ||
+                  bundle.num_tokens + num_own_tokens(i) <= std::max(limit, prompt + num_own_tokens(bundle.samples[0])));
         };
         const auto found = std::find_if(open.begin(), open.end(), fits);
         if (found != open.end()) {

@@ -31,6 +31,7 @@ struct PackingOptions {
   int num_ranks = 1;
   int64_t num_tokens_per_row = 4096;  // a single longer sample still gets a row of its own
   bool share_prompts = true;
+  bool keep_groups = false;  // a group stays in one row, whatever its size
 };
 
 /// Rows of every rank: [rank][micro-batch], the same number for each. `wanted[i]` marks the tokens of batch[i] whose

@@ -83,7 +83,7 @@ PolicySamples prepare_samples(std::span<const Trajectory> batch, const Algorithm
       takes_part = false;
     }
     result.takes_part.push_back(takes_part);
-    std::vector<double> advantages(t.tokens.size(), 0.0);
+    std::vector<double> advantages(t.tokens.size(), 0.0), returns(t.tokens.size(), 0.0);
     if (takes_part && compares_samples) {
       // A constant group has no advantage; what rounding leaves of it is not worth a forward.
       advantages = spread(t, group.zero_variance[i] != 0 ? 0 : group.advantage[i]);
@@ -94,13 +94,16 @@ PolicySamples prepare_samples(std::span<const Trajectory> batch, const Algorithm
       const auto token_reward = token_rewards(t.loss_mask, reward, kl[i], kl_coefficient);
       if (options.advantage == "gae") {
         const std::vector<double> values(t.values.begin(), t.values.end());
-        advantages = generalized_advantages(t.loss_mask, token_reward, values, options.gamma, options.lambda).advantage;
+        auto estimate = generalized_advantages(t.loss_mask, token_reward, values, options.gamma, options.lambda);
+        advantages = std::move(estimate.advantage);
+        returns = std::move(estimate.returns);
       } else {
         advantages = discounted_returns(t.loss_mask, token_reward, options.gamma);
       }
     }
     if (takes_part && options.whiten_advantages) moments.merge(masked_moments(t.loss_mask, advantages));
     result.advantages.push_back(std::move(advantages));
+    if (needs_critic(options)) result.returns.push_back(std::move(returns));
   }
   const bool every_token_counts =
       (options.kl_in == "loss" && needs_reference(options)) || options.entropy_coefficient != 0;

@@ -13,6 +13,7 @@ namespace troupe {
 
 struct PolicySamples {
   std::vector<std::vector<double>> advantages;  // [S][L], 0 under mask 0
+  std::vector<std::vector<double>> returns;     // [S][L] what a critic learns; empty without advantage "gae"
   std::vector<uint8_t> takes_part;              // [S] counted in the loss's denominators
   std::vector<uint8_t> contributes;             // [S] takes part and has a gradient: goes through the model
   int64_t num_zero_variance_groups = 0, num_failed_rewards = 0, num_overlong = 0;

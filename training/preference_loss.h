@@ -6,6 +6,16 @@
 
 namespace troupe {
 
+/// What pairs teach; names are those of the configuration's [preference] section.
+struct PreferenceOptions {
+  std::string loss = "bradley-terry";  // scores of a reward model; "dpo", "ipo": log-probs of a policy
+  double center = 0;                   // bradley-terry
+  double beta = 0.1;                   // dpo, ipo
+  double label_smoothing = 0;          // dpo
+};
+/// UsageError naming the key whose value or combination is impossible.
+void check_preference(const PreferenceOptions& options);
+
 /// -log sigmoid(chosen - rejected - margin) + center * (chosen + rejected)^2 over scores at each answer's last real
 /// token (Bradley and Terry 1952; Ouyang et al. 2022; margin: Touvron et al. 2023; centring: Eisenstein et al. 2023).
 Tensor bradley_terry_loss(const Tensor& chosen_P, const Tensor& rejected_P, const Tensor& margin_P, double center);
@@ -20,5 +30,8 @@ struct PreferenceLogProbs {
 Tensor dpo_loss(const PreferenceLogProbs& log_probs, double beta, double label_smoothing);
 /// (h - 1/(2 beta))^2 (Azar et al. 2023).
 Tensor ipo_loss(const PreferenceLogProbs& log_probs, double beta);
+
+/// (policy difference - reference difference) [P], what dpo and ipo widen.
+Tensor preference_difference(const PreferenceLogProbs& log_probs);
 
 }  // namespace troupe

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "training/chat_documents.h"
 #include "training/choices.h"
 #include "training/held_out.h"
 #include "training/json_lines.h"
@@ -14,7 +15,7 @@
 namespace troupe {
 namespace {
 
-enum class Kind { kText, kJsonl };
+enum class Kind { kText, kJsonl, kChat };
 enum class Split { kAll, kTrain, kValidation };
 
 bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n\f\v") == std::string_view::npos; }
@@ -39,14 +40,17 @@ std::vector<std::string_view> split_documents(std::string_view text, const TextS
 }  // namespace
 
 struct TextSource::Implementation {
-  Implementation(const TextSourceOptions& wanted, const Tokenizer& tokenizer)
+  Implementation(const TextSourceOptions& wanted, const Tokenizer& tokenizer, const ChatDocuments* chats)
       : options(wanted),
         tokenizer(tokenizer),
-        kind(choose<Kind>("data.kind", wanted.kind, {{"text", Kind::kText}, {"jsonl", Kind::kJsonl}})) {
+        chats(chats),
+        kind(choose<Kind>("data.kind", wanted.kind,
+                          {{"text", Kind::kText}, {"jsonl", Kind::kJsonl}, {"chat", Kind::kChat}})) {
+    require(kind != Kind::kChat || chats != nullptr, "chats need a reader of chats");
     const auto split =
         choose<Split>("data.split", wanted.split,
                       {{"all", Split::kAll}, {"train", Split::kTrain}, {"validation", Split::kValidation}});
-    require(!options.paths.empty(), "data.paths is empty: pre-training needs at least one file of text");
+    require(!options.paths.empty(), "data.paths is empty: at least one file of text is needed");
     require(options.num_tokens_per_row >= 2, "a row of ", options.num_tokens_per_row,
             " tokens has no room for a target");
     for (const auto& path : options.paths) index(path);
@@ -70,6 +74,11 @@ struct TextSource::Implementation {
     read_json_lines(
         path, text, options.skip_bad_lines,
         [&](const JsonLine& line) {
+          if (kind == Kind::kChat) {
+            auto reason = chats->check(line.object);
+            if (reason.empty()) add(line.bytes, line.bytes);
+            return reason;
+          }
           const auto field = line.object.find(options.text_field);
           if (field == line.object.end()) return concat("has no field \"", options.text_field, "\"");
           if (!field->is_string()) return concat("field \"", options.text_field, "\" is not a text");
@@ -91,13 +100,7 @@ struct TextSource::Implementation {
   }
 
   void keep(Split split) {
-    require(documents.size() >= 2,
-            "one document cannot be split into training and validation text: name validation files");
-    // At least one document on either side, however small the fraction or the number.
-    auto limit = options.validation_fraction;
-    const auto [least, most] = std::minmax_element(shares.begin(), shares.end());
-    require(*least < *most, "all documents are the same text: there is nothing to validate on");
-    limit = std::clamp(limit, std::nextafter(*least, 2.0), *most);
+    const auto limit = held_out_limit(shares, options.validation_fraction);
     std::vector<std::string_view> kept;
     for (size_t i = 0; i < documents.size(); ++i)
       if ((shares[i] < limit) == (split == Split::kValidation)) kept.push_back(documents[i]);
@@ -105,6 +108,7 @@ struct TextSource::Implementation {
   }
 
   Document read(size_t index) const {
+    if (kind == Kind::kChat) return chats->encode(OrderedJson::parse(documents[index]));
     std::string text;
     if (kind == Kind::kText)
       text = documents[index];
@@ -162,33 +166,72 @@ struct TextSource::Implementation {
     return row;
   }
 
+  /// Whole documents, each into the first row that takes it, until one fits nowhere; that one begins the next step.
+  std::vector<LanguageModelBatch> next_whole(int64_t num_rows) {
+    std::vector<LanguageModelBatch> rows(static_cast<size_t>(num_rows));
+    const auto room = static_cast<size_t>(options.num_tokens_per_row);
+    size_t num_useless = 0;
+    while (true) {
+      current();
+      const bool is_cut = document.tokens.size() > room;
+      if (is_cut) {
+        document.tokens.resize(room);
+        document.loss_mask.resize(room);
+      }
+      if (std::find(document.loss_mask.begin(), document.loss_mask.end(), 1) == document.loss_mask.end()) {
+        ++num_unlearnable;
+        require(++num_useless <= documents.size(), "no document has a token to learn within ", room, " tokens");
+        leave_document();
+        continue;
+      }
+      const auto row = std::find_if(rows.begin(), rows.end(), [&](const LanguageModelBatch& candidate) {
+        return candidate.tokens.size() + document.tokens.size() <= room;
+      });
+      if (row == rows.end()) return rows;
+      num_truncated += is_cut;
+      num_useless = 0;
+      append_document(*row, document, 0, document.tokens.size());
+      leave_document();
+    }
+  }
+
   TextSourceOptions options;
   const Tokenizer& tokenizer;
+  const ChatDocuments* chats;
   Kind kind;
   std::vector<std::unique_ptr<MappedFile>> files;
   std::vector<std::string_view> documents;  // into the files: a text, or a line of JSONL
   std::vector<double> shares;
-  int64_t num_skipped = 0;
+  int64_t num_skipped = 0, num_truncated = 0, num_unlearnable = 0;
   TextCursor cursor;
   std::vector<uint32_t> order;  // of cursor.epoch
   Document document;            // of the cursor, where is_loaded
   bool is_loaded = false;
 };
 
-TextSource::TextSource(const TextSourceOptions& options, const Tokenizer& tokenizer)
-    : implementation_(std::make_unique<Implementation>(options, tokenizer)) {}
+TextSource::TextSource(const TextSourceOptions& options, const Tokenizer& tokenizer, const ChatDocuments* chats)
+    : implementation_(std::make_unique<Implementation>(options, tokenizer, chats)) {}
 TextSource::~TextSource() = default;
 
 std::vector<LanguageModelBatch> TextSource::next(int64_t num_rows) {
+  if (implementation_->kind == Kind::kChat) return implementation_->next_whole(num_rows);
   std::vector<LanguageModelBatch> rows;
   for (int64_t i = 0; i < num_rows; ++i) rows.push_back(implementation_->next_row());
   return rows;
 }
 
 std::vector<LanguageModelBatch> TextSource::one_pass(int64_t max_tokens) const {
+  int64_t num_tokens = 0;
+  if (implementation_->kind == Kind::kChat) {
+    std::vector<Document> documents;
+    for (size_t i = 0; i < implementation_->documents.size() && num_tokens < max_tokens; ++i) {
+      documents.push_back(implementation_->read(i));
+      num_tokens += static_cast<int64_t>(documents.back().tokens.size());
+    }
+    return pack_documents(documents, implementation_->options.num_tokens_per_row).rows;
+  }
   std::vector<LanguageModelBatch> rows;
   const auto room = static_cast<size_t>(implementation_->options.num_tokens_per_row);
-  int64_t num_tokens = 0;
   for (size_t i = 0; i < implementation_->documents.size() && num_tokens < max_tokens; ++i) {
     const auto document = implementation_->read(i);
     for (size_t begin = 0; begin + 1 < document.tokens.size() && num_tokens < max_tokens;) {
@@ -216,6 +259,8 @@ void TextSource::seek(const TextCursor& cursor) {
 
 int64_t TextSource::num_documents() const { return static_cast<int64_t>(implementation_->documents.size()); }
 int64_t TextSource::num_skipped_documents() const { return implementation_->num_skipped; }
+int64_t TextSource::num_truncated() const { return implementation_->num_truncated; }
+int64_t TextSource::num_unlearnable() const { return implementation_->num_unlearnable; }
 
 void to_json(nlohmann::json& json, const TextCursor& cursor) {
   json = {{"epoch", cursor.epoch}, {"document", cursor.document}, {"token", cursor.token}};

@@ -1,6 +1,6 @@
-// Text for pre-training as an endless, seeded stream of full rows. Documents follow each other in the epoch's order and
-// are cut where a row ends; each piece is a segment of its own. The position is three numbers, whatever was read
-// before.
+// Text as an endless, seeded stream of packed rows; each piece is a segment of its own. Documents follow each other in
+// the epoch's order and are cut where a row ends (pre-training), or stay whole and go into the first row that takes
+// them (chats). The position is three numbers, whatever was read before.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@
 namespace troupe {
 
 struct TextSourceOptions {
-  std::string kind = "text";  // "text": plain files; "jsonl": one document a line
+  std::string kind = "text";  // "text": plain files; "jsonl": one document a line; "chat": one chat a line, kept whole
   std::vector<std::string> paths;
   std::string text_field = "text";  // jsonl
   std::string document_separator;   // text: ends a document (and belongs to none); "" see document_bytes
@@ -37,14 +37,17 @@ struct TextCursor {
 void to_json(nlohmann::json& json, const TextCursor& cursor);
 void from_json(const nlohmann::json& json, TextCursor& cursor);
 
+class ChatDocuments;  // training/chat_documents.h
+
 class TextSource {
  public:
-  /// Indexes the files. The tokenizer must outlive the source. Throws Error: no file, no usable document, a bad line
-  /// (path and line number); UsageError: an unknown kind or split.
-  TextSource(const TextSourceOptions& options, const Tokenizer& tokenizer);
+  /// Indexes the files. The tokenizer must outlive the source, and so must `chats`, which kind "chat" needs. Throws
+  /// Error: no file, no usable document, a bad line (path and line number); UsageError: an unknown kind or split.
+  TextSource(const TextSourceOptions& options, const Tokenizer& tokenizer, const ChatDocuments* chats = nullptr);
   ~TextSource();
 
-  /// The next `num_rows` full rows; goes on into the next epoch, in its own order.
+  /// The next `num_rows` rows, full ones or, of whole documents, as full as they come; goes on into the next epoch, in
+  /// its own order.
   std::vector<LanguageModelBatch> next(int64_t num_rows);
   /// Every document once, in file order, from the first on and up to about `max_tokens`; the last row may be short. For
   /// validation; the cursor stays.
@@ -56,6 +59,9 @@ class TextSource {
 
   int64_t num_documents() const;          // of this split
   int64_t num_skipped_documents() const;  // white space only (judged on the raw text)
+  /// Whole documents so far that were cut to a row, and that had nothing to learn within it (B154).
+  int64_t num_truncated() const;
+  int64_t num_unlearnable() const;
 
  private:
   struct Implementation;
