@@ -14,23 +14,31 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 class LearnerShard : public ShardWork {
  public:
   LearnerShard(int rank, const LearnerShardSetup& setup)
-      : rank_(rank), setup_(setup), collectives_(*setup.collectives->at(static_cast<size_t>(rank))) {
+      : rank_(rank), setup_(setup), groups_(setup.groups->at(static_cast<size_t>(rank))) {
     at::set_num_threads(setup.num_threads);  // per thread: each rank sets its own
   }
 
   nlohmann::json load() override {
-    learner_.emplace(setup_.model->config(), collectives_, setup_.options);
+    learner_.emplace(setup_.model->config(), groups_, setup_.options);
     learner_->load([this](const std::string& name) { return setup_.model->read(name); });
     if (!setup_.resume_from.empty()) load_checkpoint(setup_.resume_from, *learner_);
+    writer_.emplace(
+        groups_.shards(),
+        CheckpointWriterOptions{.is_async = setup_.save_async,
+                                .timeout = setup_.limit,
+                                .on_written = [observer = setup_.observer](const std::filesystem::path& path) {
+                                  if (observer != nullptr) observer->say(concat("checkpoint written: ", path.string()));
+                                }});
     return {{"parameters", setup_.model->config().num_parameters()},
             {"steps", setup_.options.schedule.total_steps},
             {"first_step", learner_->step()},
             {"folder", setup_.folder.string()},
-            {"num_ranks", collectives_.size()},
+            {"num_ranks", groups_.world().size()},
             {"resumed_from", setup_.resume_from.string()}};
   }
 
   nlohmann::json train(const TrainBatch& batch) override {
+    writer_->check();  // a save that failed in the background ends the run here
     if (batch.rows_by_rank.empty()) return learner_->train_policy(batch.trajectories);
     return learner_->train_language_model(batch.rows_by_rank.at(static_cast<size_t>(rank_)));
   }
@@ -40,7 +48,7 @@ class LearnerShard : public ShardWork {
   }
 
   nlohmann::json publish(int64_t version) override {
-    if (setup_.board == nullptr) return nlohmann::json::object();
+    if (setup_.board == nullptr || !groups_.is_first_replica()) return nlohmann::json::object();
     double wait_s = 0;
     // Only rank 0 waits for readers; the others meet it in the gather, whose own time limit is no shorter.
     if (rank_ == 0) wait_s = setup_.board->wait_for_room(setup_.limit);
@@ -55,14 +63,17 @@ class LearnerShard : public ShardWork {
   }
 
   nlohmann::json save(int64_t step, const StepDecision& decision) override {
+    if (!groups_.is_first_replica()) return nlohmann::json::object();
     const auto begin = Clock::now();
     save_checkpoint(
         {setup_.folder / "checkpoints", step, decision.state_json, decision.groups.bytes, setup_.keep_latest_k},
-        *learner_, collectives_);
+        *learner_, groups_, *writer_);
+    if (decision.stop) writer_->wait();  // the run is done once its last checkpoint is
     return {{"timing/save(s)", seconds_since(begin)}};
   }
 
   nlohmann::json write_model(const std::string& folder_name) override {
+    if (!groups_.is_first_replica()) return nlohmann::json::object();
     const auto weights = learner_->gather_weights(at::kFloat);
     if (rank_ == 0) {
       const auto folder = setup_.folder / folder_name;
@@ -76,13 +87,14 @@ class LearnerShard : public ShardWork {
     return nlohmann::json::object();
   }
 
-  void abort(const std::string& reason) override { collectives_.abort(reason); }
+  void abort(const std::string& reason) override { groups_.abort(reason); }
 
  private:
   int rank_;
   LearnerShardSetup setup_;
-  Collectives& collectives_;
+  const RankGroups& groups_;
   std::optional<Learner> learner_;
+  std::optional<CheckpointWriter> writer_;
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "actors/model_source.h"
+#include "actors/run_recorder.h"
 #include "actors/train_batch.h"
 #include "actors/weight_board.h"
 
@@ -10,14 +11,16 @@ namespace troupe {
 struct LearnerShardSetup {
   std::shared_ptr<const ModelSource> model;
   LearnerOptions options;
-  std::shared_ptr<std::vector<std::unique_ptr<Collectives>>> collectives;  // one a rank
-  std::shared_ptr<WeightBoard> board;                                      // null: nothing is published (pre-training)
+  std::shared_ptr<std::vector<RankGroups>> groups;  // one a rank
+  std::shared_ptr<WeightBoard> board;               // null: nothing is published (pre-training)
   at::ScalarType publish_dtype = at::kFloat;
   std::filesystem::path folder;       // of the run
   std::filesystem::path resume_from;  // checkpoint folder, or ""
   std::string export_dtype = "float32";
   int64_t keep_latest_k = 3;
-  int num_threads = 1;  // of this rank
+  bool save_async = true;                  // checkpoints are written while training goes on
+  std::shared_ptr<ObserverGate> observer;  // told of a checkpoint once it is written
+  int num_threads = 1;                     // of this rank
   std::chrono::milliseconds limit{600'000};
 };
 

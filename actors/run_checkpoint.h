@@ -1,11 +1,17 @@
-// Checkpoints of a run (protocol "Checkpoint", invariant 9): the learner's parameters and optimizer state as global
-// slices, state.json, groups.bin, and last of all manifest.json. Any number of ranks loads what any number wrote.
+// A run's checkpoints: what the learner and the run's control put into one (protocol "Checkpoint", invariant 9).
+// parallel/checkpoint.h writes and reads it.
+//
+//   state.json   the run control's state (step, version, data cursor, outstanding work, ...) and, as "learner", that of
+//                the learner
+//   groups.bin   RL: the groups in flight and complete
 #pragma once
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
+#include "parallel/checkpoint.h"
 #include "training/learner.h"
 
 namespace troupe {
@@ -17,9 +23,11 @@ struct CheckpointWrite {
   int64_t keep_latest_k = 3;
 };
 
-/// Every rank calls; the folder exists under its name once this returns. Errors of one rank reach all.
-void save_checkpoint(const CheckpointWrite& write, Learner& learner, Collectives& collectives);
-/// Fills this rank's part of parameters and optimizer state, and the step.
+/// Every rank of the first replica calls; `writer` is over its shards. Errors as CheckpointWriter::save.
+void save_checkpoint(const CheckpointWrite& write, Learner& learner, const RankGroups& groups,
+                     CheckpointWriter& writer);
+/// Fills this rank's part of parameters and optimizer state, whatever number of ranks wrote them, and the learner's
+/// state. Throws Error naming what does not fit.
 void load_checkpoint(const std::filesystem::path& checkpoint, Learner& learner);
 
 struct FoundCheckpoint {

@@ -68,8 +68,10 @@ int run_pretrain(const PretrainTopology& topology) {
     validation.batch = std::move(made);
   }
   const auto limit = milliseconds_of(topology.limits.request_timeout_s);
-  auto shard = shard_setup(topology.learner, topology.run, topology.checkpoint, topology.num_ranks, threads, limit);
+  auto shard = shard_setup(topology.learner, topology.run, topology.checkpoint, topology.num_ranks,
+                           topology.num_replicas, threads, limit);
   shard.model = model;
+  shard.observer = observer;
   if (resumed) shard.resume_from = resumed->path;
 
   CastList cast;
@@ -112,7 +114,8 @@ nlohmann::json describe(const PretrainTopology& topology) {
   const ModelSource model(topology.model, topology.run.seed);
   return {{"roles", {{"data", 1}, {"trainer", 1}, {"shard", topology.num_ranks}, {"supervisor", 1}}},
           {"parameters", model.config().num_parameters()},
-          {"memory_bytes", describe_memory(model.config(), topology.num_ranks)}};
+          {"memory_bytes",
+           describe_memory(model.config(), topology.num_ranks, topology.num_replicas, topology.checkpoint)}};
 }
 
 }  // namespace troupe

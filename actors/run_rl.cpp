@@ -27,7 +27,6 @@ void check(const RlTopology& t) {
     throw UsageError(concat("async_loop.num_samples_per_prompt = ", t.async_loop.num_samples_per_prompt,
                             " is not within 1 and 4095"));
   if (t.rollout.num_workers < 1) throw UsageError("rollout.num_workers must be at least 1");
-  if (t.num_ranks < 1) throw UsageError("parallelism.data_parallel_shard_degree must be at least 1");
 }
 
 /// Samples that the resumed groups have already.
@@ -157,12 +156,13 @@ int run_rl(const RlTopology& topology) {
     setup.score_limit = std::min(limit, milliseconds_of(score_limit_s));
     return spawn_rollout(system, worker, std::move(director), std::move(reward), std::move(setup));
   };
-  const auto shard =
-      shard_setup(topology.learner, topology.run, topology.checkpoint, topology.num_ranks, threads, limit);
+  const auto shard = shard_setup(topology.learner, topology.run, topology.checkpoint, topology.num_ranks,
+                                 topology.num_replicas, threads, limit);
   cast.start_trainer = [=](caf::actor_system& system, batch_source_actor source, run_control_actor control,
                            supervisor_actor supervisor) {
     auto ranks = shard;
     ranks.model = model;
+    ranks.observer = observer;
     ranks.board = board;
     ranks.publish_dtype = dtype;
     ranks.options.algorithm.temperature = sampling.temperature;
@@ -184,7 +184,7 @@ int run_rl(const RlTopology& topology) {
 
 nlohmann::json describe(const RlTopology& topology) {
   const ModelSource model(topology.model, topology.run.seed);
-  auto memory = describe_memory(model.config(), topology.num_ranks);
+  auto memory = describe_memory(model.config(), topology.num_ranks, topology.num_replicas, topology.checkpoint);
   const auto bytes_per_value = compute_dtype(topology.rollout.dtype) == at::kBFloat16 ? 2 : 4;
   memory["rollout weights"] =
       model.config().num_parameters() * bytes_per_value * 2;  // the newest and the one being replaced

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "parallel/checkpoint_folder.h"
 
 namespace troupe {
 
@@ -20,6 +21,7 @@ std::shared_ptr<RunFolder> open_run_folder(const RunOptions& run, int64_t last_s
   auto folder = std::make_shared<RunFolder>(run.folder, last_step);
   if (!run.resolved_config.empty()) write_file_atomically(folder->path() / "config.toml", run.resolved_config);
   log::add_file((folder->path() / "log.txt").string());
+  set_aside_checkpoints(folder->checkpoints(), last_step);
   return folder;
 }
 
@@ -40,28 +42,35 @@ PlayOptions play_options(const LimitOptions& limits, bool handle_signals) {
 }
 
 LearnerShardSetup shard_setup(const LearnerOptions& learner, const RunOptions& run, const CheckpointOptions& checkpoint,
-                              int num_ranks, int threads, std::chrono::milliseconds limit) {
+                              int num_ranks, int num_replicas, int threads, std::chrono::milliseconds limit) {
+  if (num_replicas < 1 || num_ranks < 1 || num_ranks % num_replicas != 0)
+    throw UsageError(
+        concat("parallelism: ", num_ranks, " ranks are not a whole number of ", num_replicas, " replicas"));
   LearnerShardSetup setup;
   setup.options = learner;
   setup.options.seed = run.seed;
   setup.options.deterministic = run.deterministic;
   // The trainer's request limit comes first, so that a stuck rank is named by it.
-  setup.collectives =
-      std::make_shared<std::vector<std::unique_ptr<Collectives>>>(make_thread_collectives(num_ranks, limit));
+  setup.groups =
+      std::make_shared<std::vector<RankGroups>>(make_thread_groups(num_replicas, num_ranks / num_replicas, limit));
   setup.folder = run.folder;
   setup.export_dtype = checkpoint.export_dtype;
   setup.keep_latest_k = checkpoint.keep_latest_k;
+  setup.save_async = checkpoint.is_async;
   setup.num_threads = std::max(1, threads / num_ranks);
   setup.limit = limit;
   return setup;
 }
 
-nlohmann::json describe_memory(const ModelConfig& config, int num_ranks) {
-  const auto parameters = config.num_parameters();
-  return {{"trainer parameters", parameters * 4},
-          {"trainer gradients", parameters * 4},
-          {"optimizer state", parameters * 8},
-          {"gathered compute weights", parameters * 2 * num_ranks}};
+nlohmann::json describe_memory(const ModelConfig& config, int num_ranks, int num_replicas,
+                               const CheckpointOptions& checkpoint) {
+  const auto parameters = config.num_parameters(), held = parameters * num_replicas;
+  nlohmann::json memory{{"trainer parameters", held * 4},
+                        {"trainer gradients", held * 4},
+                        {"optimizer state", held * 8},
+                        {"gathered compute weights", parameters * 2 * num_ranks}};
+  if (checkpoint.enable && checkpoint.is_async) memory["checkpoint snapshot, while it is written"] = parameters * 12;
+  return memory;
 }
 
 }  // namespace troupe

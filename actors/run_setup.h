@@ -12,15 +12,17 @@ namespace troupe {
 
 /// Where to resume by checkpoint.resume; throws Error where a folder that was named is not a whole checkpoint.
 std::optional<FoundCheckpoint> find_resume(const CheckpointOptions& checkpoint, const std::string& run_folder);
-/// Creates it, cuts the records after `last_step`, opens log.txt and writes config.toml.
+/// Creates it, cuts the records and sets aside the checkpoints after `last_step`, opens log.txt and writes config.toml.
 std::shared_ptr<RunFolder> open_run_folder(const RunOptions& run, int64_t last_step);
 RestartOptions restart_options(const LimitOptions& limits);
 /// Seconds to the duration that requests take.
 std::chrono::milliseconds milliseconds_of(double seconds);
 PlayOptions play_options(const LimitOptions& limits, bool handle_signals);
+/// UsageError where `num_ranks` is no multiple of `num_replicas`.
 LearnerShardSetup shard_setup(const LearnerOptions& learner, const RunOptions& run, const CheckpointOptions& checkpoint,
-                              int num_ranks, int threads, std::chrono::milliseconds limit);
+                              int num_ranks, int num_replicas, int threads, std::chrono::milliseconds limit);
 /// Bytes of the trainer's parts.
-nlohmann::json describe_memory(const ModelConfig& config, int num_ranks);
+nlohmann::json describe_memory(const ModelConfig& config, int num_ranks, int num_replicas,
+                               const CheckpointOptions& checkpoint);
 
 }  // namespace troupe

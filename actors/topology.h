@@ -39,6 +39,7 @@ struct CheckpointOptions {
   bool enable = true;
   int64_t interval = 50;
   int64_t keep_latest_k = 3;    // 0: all
+  bool is_async = true;         // written from a snapshot while training goes on
   std::string resume = "auto";  // "auto", "never" or a folder
   bool last_save_in_hf = true;  // writes <folder>/model at the end
   std::string export_dtype = "float32";
@@ -118,7 +119,8 @@ struct RlTopology {
   CheckpointOptions checkpoint;
   LimitOptions limits;
   MetricsOptions metrics;
-  int num_ranks = 1;           // data_parallel_shard_degree: shard actors, ranks as threads
+  int num_ranks = 1;           // of the trainer, as threads of this process: replicas * shards
+  int num_replicas = 1;        // data_parallel_replicate_degree; num_ranks is a multiple of it
   int threads = 0;             // topology.threads: one budget; 0: every core this process may use
   bool handle_signals = true;  // SIGINT and SIGTERM: checkpoint, exit code 130
   RunObserver* observer = nullptr;
@@ -148,7 +150,7 @@ struct PretrainTopology {
   CheckpointOptions checkpoint;
   LimitOptions limits;
   MetricsOptions metrics;
-  int num_ranks = 1;
+  int num_ranks = 1, num_replicas = 1;  // as above
   int threads = 0;
   bool handle_signals = true;
   RunObserver* observer = nullptr;

@@ -98,12 +98,7 @@ class TrainerState {
       rest.state_json.clear();
       rest.groups = {};
       ask_shards(
-          "save",
-          [this, rest](const nlohmann::json&) {
-            setup_.observer->say(concat("checkpoint of step ", step_, " written"));
-            obey(rest);
-          },
-          atom::save_v, int64_t{step_}, decision);
+          "save", [this, rest](const nlohmann::json&) { obey(rest); }, atom::save_v, int64_t{step_}, decision);
     } else if (decision.validate && setup_.validation.batch != nullptr) {
       ask_shards(
           "validate",

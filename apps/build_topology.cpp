@@ -110,6 +110,7 @@ CheckpointOptions checkpoint_options(const Config& config) {
   checkpoint.enable = config.boolean("checkpoint.enable");
   checkpoint.interval = config.integer("checkpoint.interval");
   checkpoint.keep_latest_k = config.integer("checkpoint.keep_latest_k");
+  checkpoint.is_async = config.string("checkpoint.async_mode") == "async";
   checkpoint.resume = config.string("checkpoint.resume");
   if (checkpoint.resume != "auto" && checkpoint.resume != "never" &&
       !std::filesystem::is_directory(checkpoint.resume)) {
@@ -121,13 +122,20 @@ CheckpointOptions checkpoint_options(const Config& config) {
   return checkpoint;
 }
 
-int num_ranks(const Config& config) {
+/// Trainer ranks and how many replicas they make.
+std::pair<int, int> ranks_and_replicas(const Config& config) {
+  constexpr int64_t kMaxRanks = 64;
   const auto degree = config.integer("parallelism.data_parallel_shard_degree");
   if (degree == 0 || degree < -1)
     refuse(config, "parallelism.data_parallel_shard_degree", "takes a number of ranks, or -1 for one");
-  if (degree > 64)
-    refuse(config, "parallelism.data_parallel_shard_degree", "ranks are threads of one process here: at most 64");
-  return degree == -1 ? 1 : static_cast<int>(degree);
+  const auto shards = std::max<int64_t>(degree, 1),
+             replicas = config.integer("parallelism.data_parallel_replicate_degree");
+  if (shards > kMaxRanks || replicas > kMaxRanks || shards * replicas > kMaxRanks) {
+    refuse(config, shards > 1 ? "parallelism.data_parallel_shard_degree" : "parallelism.data_parallel_replicate_degree",
+           concat("ranks are threads of one process here: at most ", kMaxRanks, ", not ", replicas, " replicas * ",
+                  shards, " shards"));
+  }
+  return {static_cast<int>(replicas * shards), static_cast<int>(replicas)};
 }
 
 LimitOptions limit_options(const Config& config) {
@@ -273,7 +281,7 @@ RlTopology build_rl_topology(const Config& config) {
   RlTopology topology;
   topology.run = run_options(config);
   topology.model = model_options(config);
-  topology.num_ranks = num_ranks(config);
+  std::tie(topology.num_ranks, topology.num_replicas) = ranks_and_replicas(config);
   topology.learner = learner_options(config);
   topology.learner.algorithm = algorithm_options(config);
   topology.data = prompt_options(config);
@@ -309,7 +317,7 @@ PretrainTopology build_pretrain_topology(const Config& config) {
   PretrainTopology topology;
   topology.run = run_options(config);
   topology.model = model_options(config);
-  topology.num_ranks = num_ranks(config);
+  std::tie(topology.num_ranks, topology.num_replicas) = ranks_and_replicas(config);
   topology.learner = learner_options(config);
   topology.data.kind = config.string("data.kind");
   if (topology.data.kind == "arithmetic") refuse(config, "data.kind", "is for RL; pre-training takes text or jsonl");

@@ -67,6 +67,8 @@ std::vector<KeySpec> make_keys() {
 
       integer("parallelism.data_parallel_shard_degree", -1,
               "trainer ranks over which parameters, gradients and optimizer state are sharded; -1: one", -1),
+      integer("parallelism.data_parallel_replicate_degree", 1,
+              "replicas, each of which shards the whole model (hybrid sharding): ranks = replicas * shards", 1),
       choice("parallelism.fsdp_reshard_after_forward", "default", {"default", "always", "never"},
              "whether a layer's gathered parameters are freed after its forward"),
       choice("parallelism.ranks", "threads", {"threads"}, "ranks are threads of this process"),
@@ -76,8 +78,9 @@ std::vector<KeySpec> make_keys() {
       boolean("checkpoint.enable", true, "save checkpoints"),
       integer("checkpoint.interval", 50, "steps between checkpoints", 1),
       integer("checkpoint.keep_latest_k", 3, "older checkpoints are removed; 0: keep all", 0),
-      choice("checkpoint.async_mode", "disabled", {"disabled"},
-             "disabled: training waits until a checkpoint is written"),
+      choice("checkpoint.async_mode", "async", {"async", "disabled"},
+             "async: training goes on while a checkpoint is written from a copy of the state (12 bytes a parameter); "
+             "disabled: it waits"),
       boolean("checkpoint.last_save_in_hf", true,
               "write the trained model as a Hugging Face folder (model/) at the end"),
       choice("checkpoint.export_dtype", "float32", {"float32", "bfloat16"}, "dtype of that folder"),

@@ -1,6 +1,7 @@
 #include "training/learner.h"
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "base/log.h"
 #include "training/flops.h"
@@ -8,12 +9,13 @@
 
 namespace troupe {
 
-Learner::Implementation::Implementation(const ModelConfig& config, Collectives& collectives, LearnerOptions options)
+Learner::Implementation::Implementation(const ModelConfig& config, Collectives& collectives, Collectives& shards,
+                                        Collectives* replicas, LearnerOptions options)
     : config_(config),
       collectives_(collectives),
       options_(std::move(options)),
       decoder_(config),
-      model_(decoder_, collectives, options_.sharding),
+      model_(decoder_, shards, options_.sharding, replicas),
       kl_coefficient_(options_.algorithm.kl_coefficient, options_.algorithm.kl_target, options_.algorithm.kl_horizon) {
   check_schedule(options_.schedule);
   const auto check = [](bool condition, const char* key, auto value, const char* wanted) {
@@ -109,8 +111,12 @@ void Learner::Implementation::report(Metrics& metrics, const MetricSums& sums, c
   if (options_.peak_flops > 0) metrics["mfu(%)"] = 100 * sums.sum("flops") / seconds / options_.peak_flops;
 }
 
+Learner::Learner(const ModelConfig& config, const RankGroups& groups, LearnerOptions options)
+    : implementation_(std::make_unique<Implementation>(config, groups.world(), groups.shards(), groups.replicas(),
+                                                       std::move(options))) {}
 Learner::Learner(const ModelConfig& config, Collectives& collectives, LearnerOptions options)
-    : implementation_(std::make_unique<Implementation>(config, collectives, std::move(options))) {}
+    : implementation_(std::make_unique<Implementation>(config, collectives, collectives, nullptr, std::move(options))) {
+}
 Learner::~Learner() = default;
 
 void Learner::load(const ReadTensor& read) { implementation_->model_.load(read); }
@@ -133,7 +139,21 @@ void Learner::set_kl_coefficient(double value) { implementation_->kl_coefficient
 TensorMap Learner::gather_weights(at::ScalarType dtype) { return implementation_->model_.gather_weights(dtype); }
 FullyShardedDecoder& Learner::model() { return implementation_->model_; }
 std::map<std::string, std::vector<Tensor>> Learner::optimizer_state() { return implementation_->optimizer_->state(); }
-void Learner::set_step(int64_t step) { implementation_->step_ = step; }
+nlohmann::json Learner::state() const {
+  const auto& self = *implementation_;
+  return {{"step", self.step_},
+          {"kl_coefficient", self.kl_coefficient_.value()},
+          {"num_skipped_in_a_row", self.num_skipped_in_a_row_}};
+}
+void Learner::set_state(const nlohmann::json& state) try {
+  auto& self = *implementation_;
+  self.step_ = state.at("step");
+  self.num_skipped_in_a_row_ = state.at("num_skipped_in_a_row");
+  // A fixed coefficient is the configuration's, also where that has changed since.
+  if (self.options_.algorithm.kl_target > 0) self.kl_coefficient_.set(state.at("kl_coefficient"));
+} catch (const nlohmann::json::exception& error) {
+  fail("state of the learner: ", error.what());
+}
 const LearnerOptions& Learner::options() const { return implementation_->options_; }
 
 }  // namespace troupe

@@ -4,10 +4,12 @@
 #pragma once
 
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 
 #include "base/trajectory.h"
 #include "models/config.h"
 #include "parallel/fully_sharded.h"
+#include "parallel/rank_groups.h"
 #include "training/algorithms.h"
 #include "training/documents.h"
 #include "training/lr_schedule.h"
@@ -43,7 +45,9 @@ using PreferenceReference = std::map<uint64_t, std::pair<double, double>>;
 
 class Learner {
  public:
-  /// UsageError on impossible options.
+  /// UsageError on impossible options. Hybrid sharding where the groups have replicas; the groups outlive the learner.
+  Learner(const ModelConfig& config, const RankGroups& groups, LearnerOptions options);
+  /// One replica.
   Learner(const ModelConfig& config, Collectives& collectives, LearnerOptions options);
   ~Learner();
   using ReadTensor = std::function<Tensor(const std::string& name)>;  // a full fp32 tensor by name
@@ -99,7 +103,11 @@ class Learner {
   /// Optimizer state by kind ("exp_avg", "exp_avg_sq"), one tensor a unit, shaped like the unit's shard; for
   /// checkpoints.
   std::map<std::string, std::vector<Tensor>> optimizer_state();
-  void set_step(int64_t step);
+  /// What a checkpoint holds of the learner beside its tensors: steps done, where an adaptive KL coefficient stands,
+  /// skipped steps in a row.
+  nlohmann::json state() const;
+  /// Throws Error naming the field that is missing or wrong.
+  void set_state(const nlohmann::json& state);
   const LearnerOptions& options() const;
 
   struct Implementation;  // training/learner_implementation.h

@@ -34,7 +34,9 @@ class Stopwatch {
 };
 
 struct Learner::Implementation {
-  Implementation(const ModelConfig& config, Collectives& collectives, LearnerOptions options);
+  /// `collectives`: all data-parallel ranks; the model is sharded over `shards` and repeated over `replicas` (or null).
+  Implementation(const ModelConfig& config, Collectives& collectives, Collectives& shards, Collectives* replicas,
+                 LearnerOptions options);
 
   struct Update {
     double grad_norm = 0, lr = 0;

@@ -113,6 +113,17 @@ TEST_CASE("a key reaches the part that it is for") {
       "\"number\"\n[activation_checkpoint]\nmode = \"full\"\n",
       "test.toml", {});
   CHECK(apps::build_rl_topology(config).learner.activation_checkpoint == "full");
+  const auto more = Config::from_text(
+      "[model]\npath = \"configs/models/shakespeare-llama\"\n[data]\nkind = \"arithmetic\"\n[[reward]]\nkind = "
+      "\"number\"\n[parallelism]\ndata_parallel_shard_degree = 2\ndata_parallel_replicate_degree = 3\n"
+      "fsdp_reshard_after_forward = \"never\"\n[checkpoint]\nasync_mode = \"disabled\"\n",
+      "test.toml", {});
+  const auto topology = apps::build_rl_topology(more);
+  CHECK(topology.num_ranks == 6);
+  CHECK(topology.num_replicas == 3);
+  CHECK(topology.learner.sharding.reshard_after_forward == "never");
+  CHECK(!topology.checkpoint.is_async);
+  CHECK(apps::build_rl_topology(config).checkpoint.is_async);
 }
 
 TEST_CASE("impossible combinations are refused before anything is loaded") {
@@ -124,6 +135,9 @@ TEST_CASE("impossible combinations are refused before anything is loaded") {
   CHECK(mentions(rl_error("[algorithm]\ndual_clip = 0.5\n"), "dual_clip"));
   CHECK(mentions(rl_error("[algorithm]\nnum_minibatches = 9\n"), "num_prompts_per_train_step"));
   CHECK(mentions(rl_error("[parallelism]\ndata_parallel_shard_degree = 0\n"), "data_parallel_shard_degree"));
+  CHECK(mentions(rl_error("[parallelism]\ndata_parallel_shard_degree = 16\ndata_parallel_replicate_degree = 5\n"),
+                 "5 replicas * 16 shards"));
+  CHECK(mentions(rl_error("[parallelism]\nranks = \"processes\"\n"), "parallelism.ranks"));
   CHECK(mentions(rl_error("[sampling]\nmax_new_tokens = 4096\n"), "no room for a prompt"));
   CHECK(mentions(rl_error("[checkpoint]\nresume = \"/nowhere\"\n"), "no such folder"));
   CHECK(mentions(rl_error("[lr_scheduler]\nwarmup_steps = 101\n"), "warmup_steps"));

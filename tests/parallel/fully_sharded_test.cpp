@@ -231,32 +231,60 @@ TEST_CASE("a frozen forward between forward and backward does no harm, and sever
   });
 }
 
-TEST_CASE("hybrid sharding: replicas of shards agree with one process") {
+TEST_CASE("hybrid sharding: replicas of shards agree with one process, and move what the formula says") {
   const auto config = tiny_config(false);
   const auto weights = tiny_weights(config);
   const auto expected = tiny_reference(config, weights);
-  auto world = make_thread_collectives(4, std::chrono::seconds(20));
-  std::vector<std::vector<std::unique_ptr<Collectives>>> shard_groups, replica_groups;
-  for (int i = 0; i < 2; ++i) {
-    shard_groups.push_back(make_thread_collectives(2, std::chrono::seconds(20)));
-    replica_groups.push_back(make_thread_collectives(2, std::chrono::seconds(20)));
-  }
-  const auto errors = run_ranks_collecting(world, [&](Collectives& collectives) {
-    const auto replica = static_cast<size_t>(collectives.rank() / 2),
-               shard = static_cast<size_t>(collectives.rank() % 2);
-    Decoder decoder(config);
-    FullyShardedDecoder model(decoder, *shard_groups[replica][shard], {}, replica_groups[shard][replica].get());
-    model.load([&](const std::string& name) { return weights.at(name); });
-    for (int step = 0; step < 2; ++step) {
-      model.zero_gradients();
-      const auto batch = tiny_rows(documents_of(collectives.rank(), 4));
-      forward_loss(model, batch).backward();
-      model.finish_backward();
-      require(std::abs(model.gradient_norm() - expected.norm) < 2e-6 * expected.norm, "norm ", model.gradient_norm());
-      require(relative_difference(model.gather_gradients(), expected.gradients) < 1e-6, "gradients differ");
+  for (const auto& [num_replicas, num_shards] : std::vector<std::pair<int, int>>{{2, 2}, {4, 1}, {1, 4}, {3, 2}}) {
+    for (const char* reshard : {"default", "always", "never"}) {
+      CAPTURE(num_replicas);
+      CAPTURE(num_shards);
+      CAPTURE(reshard);
+      run_groups(num_replicas, num_shards, [&](const RankGroups& groups) {
+        Decoder decoder(config);
+        FullyShardedOptions options;
+        options.reshard_after_forward = reshard;
+        FullyShardedDecoder model(decoder, groups.shards(), options, groups.replicas());
+        model.load([&](const std::string& name) { return weights.at(name); });
+        for (int step = 0; step < 2; ++step) {
+          for (auto* group : {&groups.shards(), groups.replicas()})
+            if (group != nullptr) group->log().clear();
+          model.zero_gradients();
+          const auto batch = tiny_rows(documents_of(groups.world().rank(), groups.world().size()));
+          forward_loss(model, batch).backward();
+          model.finish_backward();
+          int64_t held = 0, units = 0;
+          for (const auto& shard : model.shards()) {
+            held += shard.parameter.numel();
+            ++units;
+          }
+          // Each replica sums its own gradients into shards, then the shards are summed over replicas.
+          using Totals = std::pair<int64_t, int64_t>;
+          const auto scattered = groups.shards().log().totals("reduce_scatter");
+          require((scattered == (num_shards == 1 ? Totals{0, 0} : Totals{units, 4 * held * num_shards})),
+                  "reduce-scatter of ", scattered.second, " bytes");
+          if (groups.replicas() != nullptr)
+            require((groups.replicas()->log().totals("all_reduce") == Totals{units, 4 * held}), "all-reduce");
+          require(std::abs(model.gradient_norm() - expected.norm) < 2e-6 * expected.norm, "norm ",
+                  model.gradient_norm());
+          require(relative_difference(model.gather_gradients(), expected.gradients) < 1e-6, "gradients differ");
+        }
+      });
     }
+  }
+}
+
+TEST_CASE("a rank that throws ends the ranks of every group, its reason told by all") {
+  auto ranks = make_thread_groups(2, 2, std::chrono::seconds(20));
+  const auto errors = run_groups_collecting(ranks, [](const RankGroups& groups) {
+    groups.world().barrier("start");
+    if (groups.world().rank() == 3) fail("the loss of step 7 is NaN");
+    auto tensor = at::ones({4});
+    groups.shards().all_reduce(tensor, "unit 1 gradient");
+    groups.replicas()->all_reduce(tensor, "unit 1 gradient");
+    groups.world().all_reduce(tensor, "metrics");
   });
-  for (const auto& error : errors) CHECK(error == "");
+  for (const auto& error : errors) CHECK_MESSAGE(error.find("the loss of step 7 is NaN") != std::string::npos, error);
 }
 
 TEST_CASE("B002 ranks with few tokens are not over-weighted") {

@@ -4,25 +4,26 @@
 #include <exception>
 #include <thread>
 
-#include "parallel/collectives.h"
+#include "parallel/rank_groups.h"
 
 namespace troupe::parallel_testing {
 
 using RankFunction = std::function<void(Collectives&)>;
 
-/// A rank that throws aborts the group; every rank's error text comes back ("" where there was none).
-inline std::vector<std::string> run_ranks_collecting(std::vector<std::unique_ptr<Collectives>>& ranks,
-                                                     const RankFunction& function) {
+/// A rank that throws aborts its group (`abort` of what the ranks are); every rank's error text comes back ("" where
+/// there was none).
+template <class Rank, class Function, class Abort>
+std::vector<std::string> run_each(std::vector<Rank>& ranks, const Function& function, const Abort& abort) {
   std::vector<std::string> errors(ranks.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     threads.emplace_back([&, rank] {
       at::set_num_threads(1);
       try {
-        function(*ranks[rank]);
+        function(ranks[rank]);
       } catch (const std::exception& error) {
         errors[rank] = error.what();
-        ranks[rank]->abort(error.what());
+        abort(ranks[rank], error.what());
       }
     });
   }
@@ -30,13 +31,32 @@ inline std::vector<std::string> run_ranks_collecting(std::vector<std::unique_ptr
   return errors;
 }
 
+inline std::vector<std::string> run_ranks_collecting(std::vector<std::unique_ptr<Collectives>>& ranks,
+                                                     const RankFunction& function) {
+  return run_each(
+      ranks, [&](auto& rank) { function(*rank); }, [](auto& rank, const char* reason) { rank->abort(reason); });
+}
+
+inline std::vector<std::string> run_groups_collecting(std::vector<RankGroups>& ranks,
+                                                      const std::function<void(const RankGroups&)>& function) {
+  return run_each(ranks, function, [](const RankGroups& rank, const char* reason) { rank.abort(reason); });
+}
+
+inline void throw_first(const std::vector<std::string>& errors) {
+  for (const auto& error : errors)
+    if (!error.empty()) throw std::runtime_error(error);
+}
+
 /// Throws the first rank's error.
 inline void run_ranks(int size, const RankFunction& function,
                       std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
   auto ranks = make_thread_collectives(size, timeout);
-  for (const auto& error : run_ranks_collecting(ranks, function)) {
-    if (!error.empty()) throw std::runtime_error(error);
-  }
+  throw_first(run_ranks_collecting(ranks, function));
+}
+
+inline void run_groups(int num_replicas, int num_shards, const std::function<void(const RankGroups&)>& function) {
+  auto ranks = make_thread_groups(num_replicas, num_shards, std::chrono::seconds(20));
+  throw_first(run_groups_collecting(ranks, function));
 }
 
 }  // namespace troupe::parallel_testing

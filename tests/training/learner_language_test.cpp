@@ -1,4 +1,6 @@
 // The language-model step: denominators over ranks, evaluation, optimizer and clipping.
+#include <nlohmann/json.hpp>
+
 #include "training/flops.h"
 #include "training/optimizer.h"
 #include "tests/doctest.h"
@@ -141,7 +143,7 @@ TEST_CASE("state goes out and comes back: a second learner goes on as the first"
     for (auto& [name, tensor] : middle) tensor = tensor.clone();
     auto collectives = make_thread_collectives(1, std::chrono::seconds(10));
     const auto second = make_learner(config, *collectives[0], options, middle);
-    second->set_step(3);
+    second->set_state(learner.state());
     const auto source = learner.optimizer_state(), target = second->optimizer_state();
     for (const auto& [kind, tensors] : source)
       for (size_t u = 0; u < tensors.size(); ++u) target.at(kind)[u].copy_(tensors[u]);
