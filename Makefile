@@ -1,9 +1,12 @@
 # What people type. Everything behind it is in scripts/ and cmake/.
 BUILD ?= build
 JOBS ?= $(shell nproc)
+# Paths relative to the tree, so that build/ and build-cuda/ share their cached objects.
 export CCACHE_SLOPPINESS := pch_defines,time_macros
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
 
-.PHONY: help deps build run pretrain test lint format soak bench install clean
+.PHONY: help deps build run pretrain test lint format soak bench cuda install clean
 
 help:
 	@echo "make run      install, build and train SmolLM2-135M on additions with reinforcement learning (10 minutes)"
@@ -11,7 +14,7 @@ help:
 	@echo "make build    $(BUILD)/bin/troupe and $(BUILD)/bin/troupe-tests"
 	@echo "make pretrain train a small model on Shakespeare from scratch"
 	@echo "make bench    speed beside transformers, TRL and llama.cpp     make soak   what is too long for CI"
-	@echo "make lint     format, rooms, clang-tidy"
+	@echo "make lint     format, rooms, clang-tidy                        make cuda   build with CUDA kernels and NCCL"
 
 deps:
 	@scripts/install-deps
@@ -42,8 +45,12 @@ soak: build
 bench: build
 	@bench/run $(BUILD)
 
+cuda: deps
+	@cmake --preset cuda
+	@cmake --build build-cuda -j $(JOBS)
+
 install: build
 	@cmake --install $(BUILD)
 
 clean:
-	rm -rf build build-debug build-asan
+	rm -rf build build-debug build-asan build-cuda

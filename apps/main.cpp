@@ -9,6 +9,9 @@
 #include "apps/commands.h"
 #include "base/error.h"
 #include "base/log.h"
+#ifdef TROUPE_WITH_CUDA
+#include "parallel/cuda/register.h"
+#endif
 
 namespace {
 
@@ -28,6 +31,9 @@ int main(int argc, char** argv) {
   // Large tensors come back to the heap instead of the kernel: fresh pages would be faulted in at every step.
   ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
   ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
+#ifdef TROUPE_WITH_CUDA
+  troupe::register_cuda();
+#endif
 
   CLI::App app{"Troupe: reinforcement learning of language models as a troupe of actors"};
   app.require_subcommand(1);

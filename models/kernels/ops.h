@@ -44,7 +44,8 @@ struct SampleArguments {
 /// mass. Filters, in this order: top-k; top-p over what top-k left (the fewest best ids whose share reaches top_p);
 /// min-p (at least min_p times the best probability). Each is a threshold: ids that tie with the last one kept stay
 /// too. Greedy takes the lowest of tied ids. Returns ids_S int64 and log_probs_S fp32 = log-softmax in fp32 of logits /
-/// temperature over the first `vocab_size` columns, before the filters (greedy rows: temperature 1).
+/// temperature over the first `vocab_size` columns, before the filters (greedy rows: temperature 1). A row
+/// that is not finite is an Error on the CPU, the id -1 on CUDA.
 std::pair<Tensor, Tensor> sample(const Tensor& logits_SV, int64_t vocab_size, const Tensor& temperature_S,
                                  const Tensor& top_p_S, const Tensor& top_k_S, const Tensor& min_p_S,
                                  const Tensor& sample_ids_S, const Tensor& token_indices_S,
