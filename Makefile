@@ -3,7 +3,7 @@ BUILD ?= build
 JOBS ?= $(shell nproc)
 # Paths relative to the tree, so that build/ and build-cuda/ share their cached objects.
 export CCACHE_SLOPPINESS := pch_defines,time_macros
-export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
 .PHONY: help deps build run pretrain test lint format soak bench cuda install clean
