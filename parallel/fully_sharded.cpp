@@ -115,7 +115,8 @@ void FullyShardedDecoder::Implementation::make_units(Collectives* replicas) {
       const auto& name = parts.parameters()[parameter].spec.name;
       hook_leaf(parts.leaf(parameter), index, parameter);
       decoder.bind(name, parts.leaf(parameter));
-      if (name == "lm_head.weight" || name == "score.weight") std::tie(head_unit, head_parameter) = std::pair(index, parameter);
+      if (name == "lm_head.weight" || name == "score.weight")
+        std::tie(head_unit, head_parameter) = std::pair(index, parameter);
     }
   }
   peak_gathered_bytes = gathered_bytes;
