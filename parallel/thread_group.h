@@ -84,7 +84,9 @@ class ThreadGroup {
   void drain();
   [[noreturn]] void leave_failed(int rank);
   [[noreturn]] void time_out(int rank, const std::string& missing);
-  std::deque<Message>& box(int from, int to) { return boxes_[static_cast<size_t>(from * size_ + to)]; }
+  std::deque<Message>& box(int from, int to) {
+    return boxes_[static_cast<size_t>(from) * static_cast<size_t>(size_) + static_cast<size_t>(to)];
+  }
 
   const int size_;
   const std::chrono::milliseconds timeout_;
