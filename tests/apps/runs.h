@@ -132,6 +132,8 @@ inline int play_rl(const std::string& toml, Watch& watch, const std::vector<std:
   return run_rl(topology);
 }
 
+inline std::string degree(int ranks) { return concat("--parallelism.data_parallel_shard_degree=", ranks); }
+
 inline double largest_relative_difference(const std::vector<double>& got, const std::vector<double>& expected) {
   REQUIRE(got.size() == expected.size());
   double largest = 0;
