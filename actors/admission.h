@@ -62,6 +62,7 @@ class AdmissionLedger {
   int64_t next_index() const { return next_index_; }
   void set_next_index(int64_t index) { next_index_ = index; }
   const std::map<std::string, int64_t>& dropped() const { return dropped_; }
+  void set_dropped(std::map<std::string, int64_t> counts) { dropped_ = std::move(counts); }
 
  private:
   void remove(uint64_t group, const char* why);

@@ -42,7 +42,7 @@ nlohmann::json show(const Trajectory& t, int64_t step, const char* kind, const T
           {"completion", t.completion_text},
           {"reward", t.total_reward ? nlohmann::json(*t.total_reward) : nlohmann::json()},
           {"rewards", rewards},
-          {"finish", to_string(t.finish_reason)},
+          {"finish_reason", to_string(t.finish_reason)},
           {"num_tokens", t.num_sampled_tokens()},
           {"metadata", t.metadata_json}};
 }
@@ -54,13 +54,14 @@ nlohmann::json summarize_batch(const GroupBatch& batch, int64_t step, const Toke
   std::map<std::string, Mean> by_name;
   int64_t age_max = 0, failures = 0, num_tokens = 0, given_up = 0;
   const Trajectory *best = nullptr, *worst = nullptr, *any = nullptr;
-  auto samples = nlohmann::json::array(), groups = nlohmann::json::array();
+  auto samples = nlohmann::json::array(), groups = nlohmann::json::array(), missing = nlohmann::json::array();
   const auto chosen = batch.num_samples() > 0 ? (step * 2654435761) % batch.num_samples() : 0;
   int64_t index = 0;
   for (const auto& group : batch.groups) {
     groups.push_back(group.group);
     constant.add(has_zero_variance(group));
     given_up += static_cast<int64_t>(group.given_up.size());
+    for (const auto& [id, reason] : group.given_up) missing.push_back({{"id", id}, {"reason", reason}});
     for (const auto& [id, t] : group.samples) {
       if (t.total_reward) {
         reward.add(*t.total_reward);
@@ -125,7 +126,10 @@ nlohmann::json summarize_batch(const GroupBatch& batch, int64_t step, const Toke
   for (const auto& group : batch.left_out) {
     auto ids = nlohmann::json::array();
     for (const auto& [id, attempt] : group.samples) ids.push_back({{"id", id}, {"attempt", attempt}});
-    dropped.push_back({{"group", group.group}, {"reason", group.reason}, {"samples", std::move(ids)}});
+    auto lost = nlohmann::json::array();
+    for (const auto& [id, reason] : group.given_up) lost.push_back({{"id", id}, {"reason", reason}});
+    dropped.push_back(
+        {{"group", group.group}, {"reason", group.reason}, {"samples", std::move(ids)}, {"given_up", std::move(lost)}});
   }
   return {{"metrics", std::move(metrics)},
           {"journal",
@@ -133,6 +137,7 @@ nlohmann::json summarize_batch(const GroupBatch& batch, int64_t step, const Toke
             {"version", step},
             {"groups", std::move(groups)},
             {"samples", std::move(samples)},
+            {"given_up", std::move(missing)},
             {"dropped", std::move(dropped)}}},
           {"samples", std::move(shown)}};
 }

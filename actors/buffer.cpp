@@ -36,6 +36,7 @@ class BufferState {
           return Packed{std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size())};
         },
         [this](atom::interrupt) {
+          is_interrupted_ = true;
           if (waiting_.pending()) waiting_.deliver(caf::make_error(ec::interrupted));
           waiting_ = {};
         },
@@ -45,6 +46,8 @@ class BufferState {
 
  private:
   caf::result<LocalBatch> ask_batch(int64_t step) {
+    // The trainer may have asked just before it could hear of it: nobody admits groups for this batch any more.
+    if (is_interrupted_) return caf::make_error(ec::interrupted);
     step_ = step;
     buffer_->begin_wait();
     waiting_ = self_->template make_response_promise<LocalBatch>();
@@ -53,10 +56,17 @@ class BufferState {
     return answer;
   }
 
-  int32_t store(const Packed& packed) {
-    auto trajectory = unpack_trajectory(std::as_bytes(std::span(packed.bytes)));
-    const auto id = trajectory.sample_id;
-    const auto result = buffer_->put(std::move(trajectory));
+  /// A damaged or misplaced sample is its sender's failure, not the buffer's.
+  caf::result<int32_t> store(const Packed& packed) {
+    uint64_t id = 0;
+    PutResult result{};
+    try {
+      auto trajectory = unpack_trajectory(std::as_bytes(std::span(packed.bytes)));
+      id = trajectory.sample_id;
+      result = buffer_->put(std::move(trajectory));
+    } catch (const std::exception& error) {
+      return caf::make_error(ec::failed, concat("buffer: ", error.what()));
+    }
     if (result == PutResult::kAccepted) caf::anon_send(director_, atom::finished_v, id);
     settle();
     return static_cast<int32_t>(result);
@@ -65,10 +75,16 @@ class BufferState {
   void tell_dropped() {
     if (!director_) return;
     for (const auto& group : buffer_->take_dropped()) {
-      GroupDrop drop{group.group, group.reason, {}, {}};
+      GroupDrop drop;
+      drop.group = group.group;
+      drop.reason = group.reason;
       for (const auto& [id, attempt] : group.samples) {
         drop.sample_ids.push_back(id);
         drop.attempts.push_back(attempt);
+      }
+      for (const auto& [id, reason] : group.given_up) {
+        drop.given_up_ids.push_back(id);
+        drop.given_up_reasons.push_back(reason);
       }
       caf::anon_send(director_, atom::dropped_v, std::move(drop));
     }
@@ -112,6 +128,7 @@ class BufferState {
   std::optional<GroupBuffer> buffer_;
   director_actor director_;
   int64_t step_ = 0;
+  bool is_interrupted_ = false;
   caf::typed_response_promise<LocalBatch> waiting_;
 };
 

@@ -16,9 +16,11 @@ class DataState {
   data_actor::behavior_type start(DataSetup setup) {
     setup_ = std::move(setup);
     step_ = setup_.first_step;
+    cursor_ = setup_.source->cursor();
     return {
         [this](atom::trained, const StepReport& report) {
           step_ = report.step;
+          cursor_ = setup_.source->cursor();
           setup_.recorder->step(step_, nlohmann::json::parse(report.metrics_json), nlohmann::json(),
                                 nlohmann::json::array());
           const bool last = step_ >= setup_.num_steps;
@@ -31,14 +33,16 @@ class DataState {
         [this](atom::decide) {
           const bool first = !started_;
           started_ = true;
-          return decide(false, first && setup_.validate && step_ == 0);
+          // Nothing new since the checkpoint that was resumed: nothing to save.
+          const bool save = interrupted_ && setup_.save_at_end && step_ > setup_.first_step;
+          return decide(save, first && !interrupted_ && setup_.validate && step_ == 0);
         },
         [this](atom::validate, const std::string& metrics) {
           setup_.recorder->evaluation(step_, nlohmann::json::parse(metrics));
           return decide(false, false);
         },
         [this](atom::interrupt) { interrupted_ = true; },
-        [this](atom::status) { return concat("data: ", step_, " steps given"); },
+        [this](atom::status) { return concat("data: ", step_, " of ", setup_.num_steps, " steps trained"); },
         [this](atom::batch, int64_t step) { return batch(step); },
     };
   }
@@ -53,16 +57,23 @@ class DataState {
     decision.save = save;
     if (save) {
       setup_.recorder->sync();
-      decision.state_json = nlohmann::json{{"format", 1},
-                                           {"step", step_},
-                                           {"cursor", setup_.source->cursor()},
-                                           {"time_s", setup_.recorder->time_s()}}
-                                .dump();
+      decision.state_json =
+          nlohmann::json{{"format", 1}, {"step", step_}, {"cursor", cursor_}, {"time_s", setup_.recorder->time_s()}}
+              .dump();
     }
     return decision;
   }
 
-  LocalBatch batch(int64_t step) {
+  /// A source that fails is told to the trainer, which saves what it has; this actor goes on to answer for that.
+  caf::result<LocalBatch> batch(int64_t step) {
+    try {
+      return make_batch(step);
+    } catch (const std::exception& error) {
+      return caf::make_error(ec::failed, concat("data, step ", step, ": ", error.what()));
+    }
+  }
+
+  LocalBatch make_batch(int64_t step) {
     auto made = std::make_shared<TrainBatch>();
     made->step = step;
     made->rows_by_rank.resize(static_cast<size_t>(setup_.num_ranks));
@@ -74,6 +85,7 @@ class DataState {
 
   DataSetup setup_;
   int64_t step_ = 0;
+  TextCursor cursor_;  // after the newest trained step: rows that were read but not trained are read again
   bool started_ = false, interrupted_ = false;
 };
 

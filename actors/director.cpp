@@ -1,6 +1,6 @@
 #include "actors/director.h"
 
-#include "actors/spawn.h"
+#include "actors/question.h"
 #include "base/trajectory.h"
 
 namespace troupe {
@@ -21,7 +21,10 @@ class DirectorState {
     setup_ = std::move(setup);
     state_ = setup_.state;
     first_step_ = state_.step;
+    num_given_up_ = state_.num_given_up;
     slots_.emplace(setup_.admission, state_.step);
+    slots_->set_dropped(state_.dropped);
+    setup_.recorder->set_pending_drops(state_.pending_drops);
     work_.emplace(setup_.work);
     caf::anon_send(buffer_, atom::arrive_v, caf::actor_cast<caf::strong_actor_ptr>(self_));
     restore();
@@ -33,12 +36,11 @@ class DirectorState {
         [this](atom::validate, const std::string&) { return decide(); },
         [this](atom::interrupt) {
           interrupted_ = true;
+          if (setup_.stop_evaluation) setup_.stop_evaluation();
+          end_evaluation(false);
           caf::anon_send(buffer_, atom::interrupt_v);
         },
-        [this](atom::status) {
-          return concat(work_->describe(), "; ", slots_->num_live(), " of ", slots_->capacity(), " slots taken, step ",
-                        state_.step);
-        },
+        [this](atom::status) { return status(); },
         [this](atom::arrive, int32_t worker, int32_t credit, int64_t version, const caf::strong_actor_ptr& handle) {
           arrive(worker, credit, version, handle);
         },
@@ -63,16 +65,43 @@ class DirectorState {
           setup_.recorder->status(status);
         },
         [this](atom::overdue) { look_for_overdue(); },
+        [this](atom::overdue, const caf::strong_actor_ptr& reward, const std::string& why) {
+          caf::anon_send(supervisor_, atom::overdue_v, std::string("reward"), int32_t{0}, reward, why);
+        },
     };
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
   struct Worker {
     rollout_actor handle;
-    Clock::time_point heard;
+    Question::Time heard;
   };
   using Promise = caf::typed_response_promise<StepDecision>;
+
+  /// Longest wait for words that only explain something else's time-out.
+  static constexpr std::chrono::milliseconds kLastWords{2000};
+
+  Question::Time now() const { return self_->clock().now(); }
+  std::string who() const { return concat("director, step ", state_.step + 1); }
+
+  caf::result<std::string> status() {
+    auto promise = self_->template make_response_promise<std::string>();
+    std::string text =
+        concat(who(), ": ", work_->describe(), "; ", slots_->num_live(), " of ", slots_->capacity(), " slots taken");
+    for (const auto& [worker, entry] : workers_)
+      text +=
+          concat("; rollout ", worker, " was heard of ",
+                 std::chrono::duration_cast<std::chrono::milliseconds>(now() - entry.heard).count() / 1000, " s ago");
+    if (workers_.empty()) text += "; no rollout worker is here";
+    const Question question(*self_, who(), "the buffer", "status");
+    self_->request(buffer_, std::min(setup_.limit, kLastWords), atom::status_v)
+        .then(
+            [promise, text](const std::string& buffer) mutable { promise.deliver(concat(text, "; buffer: ", buffer)); },
+            [this, promise, text, question](const caf::error& error) mutable {
+              promise.deliver(concat(text, "; ", question.failed(*self_, error)));
+            });
+    return promise;
+  }
 
   // -- work ----------------------------------------------------------------------------------------------------------
 
@@ -118,7 +147,7 @@ class DirectorState {
     try {
       prompts_[group] = setup_.encode(group);
       work_->add_group(group, admission.index, admission.version, missing);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       log::warning("director: prompt ", group, " cannot be used: ", error.what());
       for (const auto id : missing) caf::anon_send(buffer_, atom::give_up_v, uint64_t{id}, std::string(error.what()));
     }
@@ -156,7 +185,7 @@ class DirectorState {
 
   void arrive(int32_t worker, int32_t credit, int64_t version, const caf::strong_actor_ptr& handle) {
     if (workers_.contains(worker)) lose(worker, "was replaced");
-    workers_[worker] = {caf::actor_cast<rollout_actor>(handle), Clock::now()};
+    workers_[worker] = {caf::actor_cast<rollout_actor>(handle), now()};
     self_->monitor(workers_[worker].handle);
     work_->join(worker, credit, version);
     // Published between the worker's look at the board and now.
@@ -185,19 +214,23 @@ class DirectorState {
 
   void touch(int worker) {
     const auto found = workers_.find(worker);
-    if (found != workers_.end()) found->second.heard = Clock::now();
+    if (found != workers_.end()) found->second.heard = now();
   }
 
   std::chrono::milliseconds look_interval() const { return std::max(setup_.limit / 4, std::chrono::milliseconds(20)); }
 
   void look_for_overdue() {
-    const auto now = Clock::now();
-    for (const auto& [worker, entry] : workers_) {
-      if (work_->num_at(worker) > 0 && now - entry.heard > setup_.limit)
-        caf::anon_send(supervisor_, atom::overdue_v, int32_t{worker},
-                       concat("holds ", work_->num_at(worker), " samples and was not heard of for ",
-                              setup_.limit.count() / 1000, " s"));
+    std::vector<int> overdue;
+    for (const auto& [worker, entry] : workers_)
+      if (work_->num_at(worker) > 0 && now() - entry.heard > setup_.limit) overdue.push_back(worker);
+    for (const auto worker : overdue) {
+      const auto why = concat("holds ", work_->num_at(worker), " samples and was not heard of for ",
+                              setup_.limit.count() / 1000, " s at step ", state_.step + 1);
+      caf::anon_send(supervisor_, atom::overdue_v, std::string("rollout"), int32_t{worker},
+                     caf::actor_cast<caf::strong_actor_ptr>(workers_.at(worker).handle), why);
+      lose(worker, why);  // its work goes to others now: it may never die, and may never be replaced
     }
+    if (!overdue.empty()) pump();
     self_->delayed_send(self_, look_interval(), atom::overdue_v);
   }
 
@@ -222,8 +255,7 @@ class DirectorState {
       });
     } else {
       pump();
-      // Nothing new since the checkpoint that was resumed: nothing to save.
-      answer(promise, false, interrupted_ && state_.step > first_step_);
+      answer(promise, false, false);
     }
     return promise;
   }
@@ -260,32 +292,39 @@ class DirectorState {
     metrics["rollout/num_given_up"] = num_given_up_;
     metrics["rollout/oldest_version"] = work_->oldest_acknowledged();
     metrics["messages/num_stray_errors"] = num_stray_errors();
+    metrics["messages/num_failed_questions"] = num_failed_questions();
     for (const auto& [reason, count] : slots_->dropped()) metrics["rollout_buffer/dropped/" + reason] = count;
     metrics["timing/weight_sync/most_snapshots"] = setup_.board->most_alive();
     setup_.recorder->step(report.step, std::move(metrics), summary.is_object() ? summary["journal"] : nlohmann::json(),
                           summary.is_object() ? summary["samples"] : nlohmann::json::array());
   }
 
+  /// `next` is called once: by the evaluator's answer, its failure, or the user's interrupt.
   void evaluate(std::function<void(bool best)> next) {
+    after_evaluation_ = std::move(next);
+    const Question question(*self_, who(), "the evaluator", "evaluate");
     self_->request(evaluator_, setup_.limit, atom::evaluate_v, int64_t{state_.step})
-        .then(
-            [this, next](const std::string& json) {
-              auto metrics = nlohmann::json::parse(json);
-              const double score = metrics.value("evaluation/score", 0.0);
-              const bool best =
-                  setup_.keep_best && state_.step > 0 && (!state_.has_best_score || score > state_.best_score);
-              if (!state_.has_best_score || score > state_.best_score) {
-                state_.best_score = score;
-                state_.has_best_score = true;
-              }
-              setup_.recorder->evaluation(state_.step, std::move(metrics));
-              next(best);
-            },
-            [this, next](const caf::error& error) {
-              log::error("director: the evaluation at step ", state_.step,
-                         " failed: ", describe_error(error, self_->system()));
-              next(false);
-            });
+        .then([this](const std::string& json) { evaluated(nlohmann::json::parse(json)); },
+              [this, question](const caf::error& error) {
+                if (after_evaluation_) question.failed(*self_, error);
+                end_evaluation(false);
+              });
+  }
+
+  void evaluated(nlohmann::json metrics) {
+    if (!after_evaluation_) return;
+    const double score = metrics.value("evaluation/score", 0.0);
+    const bool is_better = !state_.has_best_score || score > state_.best_score;
+    if (is_better) {
+      state_.best_score = score;
+      state_.has_best_score = true;
+    }
+    setup_.recorder->evaluation(state_.step, std::move(metrics));
+    end_evaluation(is_better && setup_.keep_best && state_.step > 0);
+  }
+
+  void end_evaluation(bool best) {
+    if (auto next = std::exchange(after_evaluation_, {})) next(best);
   }
 
   /// Answers the trainer; a save first asks the buffer for its half of the state.
@@ -295,26 +334,30 @@ class DirectorState {
     decision.interrupted = interrupted_;
     decision.stop = interrupted_ || state_.step >= setup_.num_steps;
     decision.train = !decision.stop;
+    // An interrupt may come at any time before this; nothing new since the checkpoint that was resumed is not saved.
+    save = save || (interrupted_ && state_.step > first_step_);
     if (!save || (setup_.save_interval == 0 && !setup_.save_at_end)) {
       promise.deliver(decision);
       return;
     }
+    const Question question(*self_, who(), "the buffer", "snapshot for a checkpoint");
     self_->request(buffer_, setup_.limit, atom::snapshot_v)
         .then(
             [this, promise, decision](const Packed& groups) mutable {
               setup_.recorder->sync();
               state_.live = slots_->in_order();
               state_.next_index = slots_->next_index();
+              state_.dropped = slots_->dropped();
+              state_.num_given_up = num_given_up_;
+              state_.pending_drops = setup_.recorder->pending_drops();
               state_.time_s = setup_.recorder->time_s();
               decision.save = true;
               decision.state_json = to_json(state_).dump();
               decision.groups = groups;
               promise.deliver(decision);
             },
-            [this, promise](const caf::error& error) mutable {
-              promise.deliver(
-                  caf::make_error(ec::failed, concat("director: no snapshot of the buffer for the checkpoint of step ",
-                                                     state_.step, ": ", describe_error(error, self_->system()))));
+            [this, promise, question](const caf::error& error) mutable {
+              promise.deliver(caf::make_error(ec::failed, question.failed(*self_, error)));
             });
   }
 
@@ -330,6 +373,7 @@ class DirectorState {
   std::map<uint64_t, EncodedPrompt> prompts_;
   std::map<int, Worker> workers_;
   std::map<int64_t, nlohmann::json> summaries_;
+  std::function<void(bool best)> after_evaluation_;  // set while one is under way
   bool started_ = false, held_ = false, interrupted_ = false;
   int64_t num_given_up_ = 0;
 };

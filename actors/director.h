@@ -24,7 +24,10 @@ struct RunState {
   int64_t step = 0;  // also the policy version
   uint64_t next_prompt = 0;
   int64_t next_index = 0;
-  std::vector<Admission> live;  // admitted, not yet trained or dropped; in order
+  std::vector<Admission> live;                             // admitted, not yet trained or dropped; in order
+  std::map<std::string, int64_t> dropped;                  // groups by the filter that dropped them
+  nlohmann::json pending_drops = nlohmann::json::array();  // dropped after the last line of the journal
+  int64_t num_given_up = 0;                                // samples
   double time_s = 0;
   double best_score = 0;
   bool has_best_score = false;
@@ -51,6 +54,7 @@ struct DirectorSetup {
   std::shared_ptr<WeightBoard> board;
   std::shared_ptr<RunRecorder> recorder;
   std::shared_ptr<ObserverGate> observer;
+  std::function<void()> stop_evaluation;  // ends the one under way early; may be empty
   std::chrono::milliseconds limit{600'000};
 };
 

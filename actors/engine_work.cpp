@@ -41,7 +41,8 @@ std::unique_ptr<RolloutWork> make_engine_work(std::shared_ptr<const ModelSource>
 
 nlohmann::json evaluate_weights(const ModelSource& model, WeightBoard& board, const EvaluationOptions& evaluation,
                                 EngineOptions engine_options, SamplingOptions sampling,
-                                const std::vector<RewardOptions>& rewards, double timeout_s) {
+                                const std::vector<RewardOptions>& rewards, double timeout_s,
+                                const std::function<bool()>& stop_requested) {
   const auto begin = std::chrono::steady_clock::now();
   const c10::InferenceMode inference;
   at::set_num_threads(engine_options.num_threads);
@@ -63,7 +64,9 @@ nlohmann::json evaluate_weights(const ModelSource& model, WeightBoard& board, co
   engine.set_weights(weights);
   GenerateLimits limits;
   limits.timeout_s = timeout_s;
+  limits.stop_requested = stop_requested;
   auto answers = generate_all(engine, std::move(requests), limits);
+  require(!stop_requested || !stop_requested(), "evaluation: stopped");
   RewardSet rules(rewards);
   double sum = 0, num_tokens = 0;
   int64_t num_scored = 0, num_truncated = 0;

@@ -11,9 +11,10 @@ std::unique_ptr<RolloutWork> make_engine_work(std::shared_ptr<const ModelSource>
 
 /// Scores of the board's newest weights on held-out prompts: "evaluation/score" (mean), "evaluation/avg@k",
 /// "evaluation/pass@k" (share of prompts with a score of at least 1 in k samples), counts and time. An engine of its
-/// own.
+/// own. Throws Error where nothing got a score, where time ran out, and where `stop_requested` ended it.
 nlohmann::json evaluate_weights(const ModelSource& model, WeightBoard& board, const EvaluationOptions& evaluation,
                                 EngineOptions engine, SamplingOptions sampling,
-                                const std::vector<RewardOptions>& rewards, double timeout_s);
+                                const std::vector<RewardOptions>& rewards, double timeout_s,
+                                const std::function<bool()>& stop_requested);
 
 }  // namespace troupe

@@ -20,6 +20,7 @@ std::string to_string(ec code) {
 }
 
 std::string describe_error(const caf::error& error, const caf::actor_system& system) {
+  if (!error) return "it ended of its own accord";  // an actor's normal exit; such an error has no category to ask for
   if (error.category() == caf::atom("troupe") && !error.context().empty() &&
       error.context().match_element<std::string>(0))
     return error.context().get_as<std::string>(0);

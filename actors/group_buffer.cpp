@@ -12,8 +12,9 @@ namespace {
 constexpr uint32_t kFormat = 2;
 
 DroppedGroup make_dropped(const BufferedGroup& group, const std::string& reason) {
-  DroppedGroup dropped{group.group, reason, {}};
+  DroppedGroup dropped{group.group, reason, {}, {}};
   for (const auto& [id, sample] : group.samples) dropped.samples.emplace_back(id, sample.attempt);
+  dropped.given_up.assign(group.given_up.begin(), group.given_up.end());
   return dropped;
 }
 
@@ -229,6 +230,20 @@ void GroupBuffer::load(std::span<const std::byte> bytes, const std::vector<uint6
     dropped_since_batch_[reason] = in.get<int64_t>();
   }
   in.expect_end();
+}
+
+std::map<uint64_t, std::vector<uint64_t>> finished_samples(const GroupBufferOptions& options, std::string_view saved,
+                                                           const std::vector<uint64_t>& live_groups) {
+  std::map<uint64_t, std::vector<uint64_t>> finished;
+  if (saved.empty()) return finished;
+  GroupBuffer buffer(options);
+  buffer.load(std::as_bytes(std::span(saved)), live_groups);
+  for (const auto& [id, group] : buffer.groups()) {
+    auto& samples = finished[id];
+    for (const auto& [sample, trajectory] : group.samples) samples.push_back(sample);
+    for (const auto& [sample, reason] : group.given_up) samples.push_back(sample);
+  }
+  return finished;
 }
 
 int64_t GroupBuffer::num_waiting() const {

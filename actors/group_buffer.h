@@ -15,6 +15,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/trajectory.h"
@@ -44,7 +45,8 @@ struct BufferedGroup {
 struct DroppedGroup {
   uint64_t group = 0;
   std::string reason;
-  std::vector<std::pair<uint64_t, uint32_t>> samples;  // (id, attempt) of what was finished
+  std::vector<std::pair<uint64_t, uint32_t>> samples;      // (id, attempt) of what was finished
+  std::vector<std::pair<uint64_t, std::string>> given_up;  // (id, reason) of what never came
 };
 
 /// What enters one train step. `zero_variance` groups of mode "drop" took their place but have nothing to say.
@@ -108,6 +110,10 @@ class GroupBuffer {
   double filtered_reward_sum_ = 0;
   int64_t num_duplicates_ = 0, num_unknown_ = 0, num_finalized_ = 0;
 };
+
+/// Samples that the live groups of a saved buffer have already (finished or given up), by group; "" has none.
+std::map<uint64_t, std::vector<uint64_t>> finished_samples(const GroupBufferOptions& options, std::string_view saved,
+                                                           const std::vector<uint64_t>& live_groups);
 
 /// True where the graded samples all have one reward: nothing to learn from. Groups of one sample are never constant.
 bool has_zero_variance(const BufferedGroup& group);

@@ -52,6 +52,8 @@ using director_actor = run_control_actor::extend<
     caf::reacts_to<atom::batch, int64_t, std::string>,
     // A worker's counters.
     caf::reacts_to<atom::progress, WorkerStatus>,
+    // This reward actor does not answer; why. Handed on to the supervisor.
+    caf::reacts_to<atom::overdue, caf::strong_actor_ptr, std::string>,
     // INTERNAL: looks for workers that hold work and make no progress.
     caf::reacts_to<atom::overdue>>;
 
@@ -67,7 +69,7 @@ using buffer_actor = batch_source_actor::extend<
     caf::reacts_to<atom::give_up, uint64_t, std::string>,
     // Everything held, packed, for a checkpoint.
     caf::replies_to<atom::snapshot>::with<Packed>,
-    // A waiting batch request is answered with ec::interrupted.
+    // The run is being stopped: a waiting batch request, and any later one, is answered with ec::interrupted.
     caf::reacts_to<atom::interrupt>,
     // Text for a stall report.
     caf::replies_to<atom::status>::with<std::string>>;
@@ -122,10 +124,12 @@ using supervisor_actor = caf::typed_actor<
     caf::replies_to<atom::ended>::with<int32_t, std::string>,
     // The trainer has done its last step and save; true: interrupted.
     caf::reacts_to<atom::finished, bool>,
+    // The run cannot go on, for this cause, but winds down by itself: a checkpoint, then `finished`.
+    caf::reacts_to<atom::failed, std::string>,
     // The user wants to stop.
     caf::reacts_to<atom::interrupt>,
-    // The director has lost patience with this worker.
-    caf::reacts_to<atom::overdue, int32_t, std::string>,
+    // Patience with this rollout worker or reward actor is at its end: role, seat, who sat there, why.
+    caf::reacts_to<atom::overdue, std::string, int32_t, caf::strong_actor_ptr, std::string>,
     // INTERNAL: the pause before a restart is over; role and seat.
     caf::reacts_to<atom::next, std::string, int32_t>>;
 

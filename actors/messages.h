@@ -17,6 +17,7 @@ namespace troupe {
 /// A trajectory (base/trajectory.h) or another packed object; bytes in a string because CAF copies strings as a whole.
 struct Packed {
   std::string bytes;
+  bool operator==(const Packed&) const = default;
 };
 
 /// Samples of one group for one worker.
@@ -27,6 +28,7 @@ struct WorkOrder {
   std::string metadata_json;
   std::vector<uint64_t> sample_ids;
   std::vector<uint32_t> attempts;
+  bool operator==(const WorkOrder&) const = default;
 };
 
 /// What became of one attempt at a worker; `failure` empty: generated.
@@ -35,6 +37,7 @@ struct SampleReport {
   uint64_t sample_id = 0;
   uint32_t attempt = 0;
   std::string failure;
+  bool operator==(const SampleReport&) const = default;
 };
 
 /// A worker's counters since its start.
@@ -44,6 +47,7 @@ struct WorkerStatus {
   int64_t decode_steps = 0, decoded_tokens = 0, prefill_tokens = 0, prefill_tokens_saved = 0;
   int64_t preemptions = 0, recomputed_tokens = 0, weight_updates = 0;
   double busy_s = 0, prefill_s = 0, decode_s = 0;
+  bool operator==(const WorkerStatus&) const = default;
 };
 
 /// A group's place in the buffer.
@@ -51,14 +55,18 @@ struct GroupTicket {
   uint64_t group = 0;
   int64_t index = 0;
   int64_t num_samples = 0;
+  bool operator==(const GroupTicket&) const = default;
 };
 
-/// A group that a named filter dropped, with the finished samples that go with it.
+/// A group that a named filter dropped, with what became of its samples.
 struct GroupDrop {
   uint64_t group = 0;
   std::string reason;
   std::vector<uint64_t> sample_ids;
   std::vector<uint32_t> attempts;
+  std::vector<uint64_t> given_up_ids;  // those that never came
+  std::vector<std::string> given_up_reasons;
+  bool operator==(const GroupDrop&) const = default;
 };
 
 /// A train step is done and its version published.
@@ -67,6 +75,7 @@ struct StepReport {
   int64_t version = 0;           // that was published
   std::vector<uint64_t> groups;  // places of the batch (trained, or left out by "drop")
   std::string metrics_json;
+  bool operator==(const StepReport&) const = default;
 };
 
 /// What the trainer does next.
@@ -79,6 +88,7 @@ struct StepDecision {
   bool interrupted = false;
   std::string state_json;  // of the director, for the checkpoint
   Packed groups;           // of the buffer, for the checkpoint
+  bool operator==(const StepDecision&) const = default;
 };
 
 struct TrainBatch;  // actors/train_batch.h
@@ -111,7 +121,8 @@ typename Inspector::result_type inspect(Inspector& f, GroupTicket& x) {
 }
 template <class Inspector>
 typename Inspector::result_type inspect(Inspector& f, GroupDrop& x) {
-  return f(caf::meta::type_name("troupe::GroupDrop"), x.group, x.reason, x.sample_ids, x.attempts);
+  return f(caf::meta::type_name("troupe::GroupDrop"), x.group, x.reason, x.sample_ids, x.attempts, x.given_up_ids,
+           x.given_up_reasons);
 }
 template <class Inspector>
 typename Inspector::result_type inspect(Inspector& f, StepReport& x) {

@@ -1,6 +1,9 @@
 #include "actors/reward.h"
 
+#include <cmath>
+
 #include "actors/spawn.h"
+#include "base/error.h"
 
 namespace troupe {
 namespace {
@@ -20,14 +23,23 @@ class RewardState {
   }
 
  private:
+  /// What one sample does to the rules is that sample's failure; the actor goes on.
   caf::result<int32_t> score(const Packed& packed) {
     Packed scored;
-    {
+    try {
       Trace::Span busy(*trace_, "reward", "score");
       auto trajectory = unpack_trajectory(std::as_bytes(std::span(packed.bytes)));
+      const auto id = trajectory.sample_id;
+      const auto attempt = trajectory.attempt;
       score_(trajectory);
+      require(trajectory.sample_id == id && trajectory.attempt == attempt, "the answer is for sample ",
+              trajectory.sample_id, ", attempt ", trajectory.attempt, ", not ", id, ", attempt ", attempt);
+      require(!trajectory.total_reward || std::isfinite(*trajectory.total_reward), "the total reward of sample ", id,
+              " is not finite");
       const auto bytes = pack_trajectory(trajectory);
       scored.bytes.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    } catch (const std::exception& error) {
+      return caf::make_error(ec::failed, std::string("reward: ") + error.what());
     }
     return self_->delegate(buffer_, atom::store_v, std::move(scored));
   }

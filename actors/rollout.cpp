@@ -1,6 +1,6 @@
 #include "actors/rollout.h"
 
-#include "actors/spawn.h"
+#include "actors/question.h"
 
 namespace troupe {
 namespace {
@@ -77,7 +77,7 @@ class RolloutState {
       acknowledged_ = work_->version();
       caf::anon_send(director_, atom::applied_v, int32_t{worker_}, acknowledged_);
     }
-    const auto now = std::chrono::steady_clock::now();
+    const auto now = self_->clock().now();
     if (!finished.empty() || now - reported_ > std::chrono::seconds(1)) {
       reported_ = now;
       tell_progress();
@@ -102,33 +102,38 @@ class RolloutState {
     const auto found = unscored_.find(id);
     if (found == unscored_.end() || found->second.asking) return;
     found->second.asking = true;
-    ++found->second.num_asked;
+    const auto number = ++found->second.num_asked;
     const auto attempt = found->second.attempt;
+    const Question question(*self_, role_, "reward", concat("score of sample ", id, ", question ", number));
+    const auto asked = caf::actor_cast<caf::strong_actor_ptr>(reward_);
     self_->request(reward_, setup_.score_limit, atom::score_v, found->second.packed)
         .then([this, id](int32_t) { unscored_.erase(id); },
-              [this, id, attempt](const caf::error& error) {
-                score_failed(id, attempt, describe_error(error, self_->system()));
+              [this, id, attempt, number, question, asked](const caf::error& error) {
+                const auto text = question.failed(*self_, error);
+                if (is_timeout(error)) caf::anon_send(director_, atom::overdue_v, asked, text);
+                const auto found = unscored_.find(id);
+                if (found == unscored_.end() || found->second.attempt != attempt || found->second.num_asked != number)
+                  return;  // answered, or asked anew, meanwhile
+                score_failed(id, found->second, text, is_receiver_gone(error) || is_timeout(error));
               });
   }
 
-  void score_failed(uint64_t id, uint32_t attempt, const std::string& why) {
-    const auto found = unscored_.find(id);
-    if (found == unscored_.end() || found->second.attempt != attempt) return;
-    found->second.asking = false;
-    log::warning(role_, ": reward, score of sample ", id, ", question ", found->second.num_asked, ": ", why);
-    if (found->second.num_asked >= setup_.max_score_attempts) {
-      report(id, attempt, concat("reward: ", why));
-      unscored_.erase(found);
-      return;
+  /// `is_lost`: the one who was asked is dead or will be; its successor is asked when it comes.
+  void score_failed(uint64_t id, Unscored& unscored, const std::string& why, bool is_lost) {
+    unscored.asking = false;
+    if (unscored.num_asked >= setup_.max_score_attempts) {
+      report(id, unscored.attempt, why);
+      unscored_.erase(id);
+    } else if (!is_lost) {
+      self_->delayed_send(self_, std::chrono::milliseconds(100) * (1 << unscored.num_asked), atom::score_v, id);
     }
-    self_->delayed_send(self_, std::chrono::milliseconds(100) * (1 << found->second.num_asked), atom::score_v, id);
   }
 
   void replace_reward(const caf::strong_actor_ptr& reward) {
     reward_ = caf::actor_cast<reward_actor>(reward);
+    // What the old one was asked is lost; should it answer all the same, the buffer counts once.
     for (auto& [id, unscored] : unscored_) {
-      unscored.asking =
-          false;  // what the old one was asked is lost; should it answer all the same, the buffer counts once
+      unscored.asking = false;
       caf::anon_send(rollout_actor{self_}, atom::score_v, uint64_t{id});
     }
   }
@@ -154,7 +159,7 @@ class RolloutState {
   std::unique_ptr<RolloutWork> work_;
   int64_t acknowledged_ = -1;
   bool scheduled_ = false;
-  std::chrono::steady_clock::time_point reported_{};
+  Question::Time reported_{};
   std::map<uint64_t, Unscored> unscored_;
 };
 

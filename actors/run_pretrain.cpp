@@ -106,6 +106,7 @@ int run_pretrain(const PretrainTopology& topology) {
     return spawn_trainer(system, std::move(batches), std::move(control), std::move(supervisor), std::move(setup));
   };
   const auto code = play(std::move(cast), play_options(topology.limits, topology.handle_signals));
+  recorder->sync();
   if (topology.metrics.enable_trace) trace->write(std::filesystem::path(topology.run.folder) / "trace.json");
   return code;
 }

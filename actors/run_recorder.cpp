@@ -27,7 +27,13 @@ void RunRecorder::dropped(const GroupDrop& drop) {
   auto samples = nlohmann::json::array();
   for (size_t i = 0; i < drop.sample_ids.size(); ++i)
     samples.push_back({{"id", drop.sample_ids[i]}, {"attempt", drop.attempts[i]}});
-  dropped_.push_back({{"group", drop.group}, {"reason", drop.reason}, {"samples", std::move(samples)}});
+  auto given_up = nlohmann::json::array();
+  for (size_t i = 0; i < drop.given_up_ids.size(); ++i)
+    given_up.push_back({{"id", drop.given_up_ids[i]}, {"reason", drop.given_up_reasons[i]}});
+  dropped_.push_back({{"group", drop.group},
+                      {"reason", drop.reason},
+                      {"samples", std::move(samples)},
+                      {"given_up", std::move(given_up)}});
 }
 
 void RunRecorder::status(const WorkerStatus& status) {

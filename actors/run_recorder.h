@@ -41,6 +41,9 @@ class RunRecorder {
   void evaluation(int64_t step, nlohmann::json metrics);
   /// A group that a filter dropped, for the next journal line.
   void dropped(const GroupDrop& drop);
+  /// What waits for that line, for a checkpoint, and back.
+  const nlohmann::json& pending_drops() const { return dropped_; }
+  void set_pending_drops(nlohmann::json drops) { dropped_ = std::move(drops); }
   void status(const WorkerStatus& status);
   /// Seconds of the run before this process (a resumed run's clock goes on).
   void set_time_before(double seconds) { time_before_s_ = seconds; }

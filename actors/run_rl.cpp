@@ -1,4 +1,6 @@
 // Builds the cast of an RL run from its topology and plays it.
+#include <atomic>
+
 #include "actors/buffer.h"
 #include "actors/director.h"
 #include "actors/engine_work.h"
@@ -27,21 +29,6 @@ void check(const RlTopology& t) {
     throw UsageError(concat("async_loop.num_samples_per_prompt = ", t.async_loop.num_samples_per_prompt,
                             " is not within 1 and 4095"));
   if (t.rollout.num_workers < 1) throw UsageError("rollout.num_workers must be at least 1");
-}
-
-/// Samples that the resumed groups have already.
-std::map<uint64_t, std::vector<uint64_t>> finished_samples(const GroupBufferOptions& options, const std::string& groups,
-                                                           const std::vector<uint64_t>& live) {
-  std::map<uint64_t, std::vector<uint64_t>> finished;
-  if (groups.empty()) return finished;
-  GroupBuffer buffer(options);
-  buffer.load(std::as_bytes(std::span(groups)), live);
-  for (const auto& [id, group] : buffer.groups()) {
-    auto& samples = finished[id];
-    for (const auto& [sample, trajectory] : group.samples) samples.push_back(sample);
-    for (const auto& [sample, reason] : group.given_up) samples.push_back(sample);
-  }
-  return finished;
 }
 
 }  // namespace
@@ -79,6 +66,7 @@ int run_rl(const RlTopology& topology) {
   const auto recorder = std::make_shared<RunRecorder>(folder, trace, observer, topology.run.seed);
   recorder->set_time_before(state.time_s);
   const auto limit = milliseconds_of(topology.limits.request_timeout_s);
+  const auto stop_evaluation = std::make_shared<std::atomic<bool>>(false);
   const AdmissionOptions admission{topology.async_loop.num_prompts_per_train_step,
                                    topology.async_loop.target_offpolicy_steps, topology.async_loop.window_groups};
   GroupBufferOptions buffer_options{admission.num_groups_per_step, admission.window,
@@ -98,13 +86,14 @@ int run_rl(const RlTopology& topology) {
   };
   if (topology.evaluation.enable) {
     auto engine_all = engine;
+    const std::function<bool()> stop_requested = [stop_evaluation] { return stop_evaluation->load(); };
     engine_all.num_threads = threads;
     cast.start_evaluator = [=](caf::actor_system& system) {
       return spawn_evaluator(
           system,
           [=](int64_t) {
             return evaluate_weights(*model, *board, topology.evaluation, engine_all, sampling, topology.rewards,
-                                    topology.limits.request_timeout_s);
+                                    topology.limits.request_timeout_s, stop_requested);
           },
           true);
     };
@@ -132,6 +121,7 @@ int run_rl(const RlTopology& topology) {
     setup.board = board;
     setup.recorder = recorder;
     setup.observer = observer;
+    setup.stop_evaluation = [=] { *stop_evaluation = true; };
     setup.limit = limit;
     return spawn_director(system, std::move(buffer), std::move(evaluator), std::move(supervisor), std::move(setup));
   };
@@ -178,6 +168,7 @@ int run_rl(const RlTopology& topology) {
     return spawn_trainer(system, std::move(source), std::move(control), std::move(supervisor), std::move(setup));
   };
   const auto code = play(std::move(cast), play_options(topology.limits, topology.handle_signals));
+  recorder->sync();
   if (topology.metrics.enable_trace) trace->write(std::filesystem::path(topology.run.folder) / "trace.json");
   return code;
 }

@@ -13,6 +13,9 @@ nlohmann::json to_json(const RunState& state) {
                       {"next_prompt", state.next_prompt},
                       {"next_index", state.next_index},
                       {"outstanding", std::move(live)},
+                      {"dropped", state.dropped},
+                      {"pending_drops", state.pending_drops},
+                      {"num_given_up", state.num_given_up},
                       {"time_s", state.time_s},
                       {"num_resumes", state.num_resumes}};
   if (state.has_best_score) json["best_score"] = state.best_score;
@@ -28,6 +31,9 @@ RunState parse_run_state(const nlohmann::json& json) {
     state.next_index = json.at("next_index");
     for (const auto& one : json.at("outstanding"))
       state.live.push_back({one.at("group"), one.at("index"), one.at("version")});
+    state.dropped = json.at("dropped").get<std::map<std::string, int64_t>>();
+    state.pending_drops = json.at("pending_drops");
+    state.num_given_up = json.at("num_given_up");
     state.time_s = json.value("time_s", 0.0);
     state.num_resumes = json.value("num_resumes", int64_t{0});
     state.has_best_score = json.contains("best_score");

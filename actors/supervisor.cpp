@@ -23,11 +23,17 @@ class SupervisorState {
           if (ended_) tell();
           return answer;
         },
-        [this](atom::finished, bool interrupted) { end(interrupted ? 130 : 0, ""); },
+        [this](atom::finished, bool interrupted) {
+          end(!failure_.empty() ? 1 : interrupted ? 130 : 0, failure_);
+        },
+        [this](atom::failed, const std::string& cause) { note_failure(cause); },
         [this](atom::interrupt) {
           if (control_) caf::anon_send(control_, atom::interrupt_v);
         },
-        [this](atom::overdue, int32_t worker, const std::string& why) { overdue(worker, why); },
+        [this](atom::overdue, const std::string& role, int32_t seat, const caf::strong_actor_ptr& who,
+               const std::string& why) {
+          overdue({role, seat}, who, why);
+        },
         [this](atom::next, const std::string& role, int32_t seat) { restart(role, seat); },
     };
   }
@@ -86,30 +92,42 @@ class SupervisorState {
     else if (seat.role == "evaluator")
       cast_.observer->say("the evaluator fell and is not restarted: " + cause);
     else
-      end(1, concat(seat.text(), " fell: ", cause));
+      end(1, concat(failure_.empty() ? "" : failure_ + "; then ", seat.text(), " fell: ", cause));
+  }
+
+  void note_failure(const std::string& cause) {
+    if (!failure_.empty() || ended_) return;
+    failure_ = cause;
+    log::error(cause, " (the run winds down)");
+  }
+
+  /// The trainer and the director are sound: they save what was trained, then the run ends with the cause.
+  void wind_down(const std::string& cause) {
+    note_failure(cause);
+    if (control_) caf::anon_send(control_, atom::interrupt_v);
   }
 
   void replace(const Seat& seat, const std::string& cause) {
     auto& policy = policies_.try_emplace(seat, cast_.restarts).first->second;
-    const auto pause = policy.next_pause(std::chrono::steady_clock::now());
+    const auto pause = policy.next_pause(self_->clock().now());
     if (pause) {
       cast_.observer->say(concat(seat.text(), " fell: ", cause, "; restart ", policy.num_restarts(), " of ",
                                  cast_.restarts.num_restarts, " in ", pause->count(), " ms"));
-      ++num_restarting_;
+      if (seat.role == "rollout") ++num_restarting_;
       self_->delayed_send(self_, *pause, atom::next_v, seat.role, seat.seat);
     } else if (seat.role == "rollout" && (!rollouts_.empty() || num_restarting_ > 0)) {
       cast_.observer->say(
           concat(seat.text(), " is given up after ", cast_.restarts.num_restarts, " restarts: ", cause));
     } else {
-      end(1, concat(seat.text(), " fell ", cast_.restarts.num_restarts + 1,
-                    " times, nobody is left to do its work: ", cause));
+      wind_down(concat(seat.text(), " fell ", cast_.restarts.num_restarts + 1,
+                       " times, nobody is left to do its work: ", cause));
     }
   }
 
   void restart(const std::string& role, int32_t seat) {
-    --num_restarting_;
     if (ended_) return;
     if (role == "rollout") {
+      --num_restarting_;
       start_rollout(seat);
       return;
     }
@@ -118,15 +136,15 @@ class SupervisorState {
       caf::anon_send(rollout, atom::arrive_v, caf::actor_cast<caf::strong_actor_ptr>(reward_));
   }
 
-  void overdue(int32_t worker, const std::string& why) {
-    const auto found = rollouts_.find(worker);
-    if (found == rollouts_.end() || ended_) return;
+  void overdue(const Seat& seat, const caf::strong_actor_ptr& who, const std::string& why) {
+    const auto found = everybody_.find(seat);
+    if (ended_ || found == everybody_.end() || found->second != who) return;  // replaced already
     // It may never look into its mailbox again: its seat is free from now on, whatever becomes of its thread.
-    const auto lost = found->second;
-    seats_.erase(lost.address());
-    rollouts_.erase(found);
-    caf::anon_send_exit(lost, caf::exit_reason::kill);
-    replace({"rollout", worker}, why);
+    seats_.erase(caf::actor_cast<caf::actor_addr>(who));
+    everybody_.erase(found);
+    if (seat.role == "rollout") rollouts_.erase(seat.seat);
+    caf::anon_send_exit(caf::actor_cast<caf::actor>(who), caf::exit_reason::kill);
+    replace(seat, why);
   }
 
   void end(int32_t code, const std::string& cause) {
@@ -165,9 +183,10 @@ class SupervisorState {
   reward_actor reward_;
   director_actor director_;
   run_control_actor control_;
-  int num_restarting_ = 0;
+  int num_restarting_ = 0;  // rollouts
   bool ended_ = false;
   int32_t code_ = 1;
+  std::string failure_;  // the run winds down with it
   std::string cause_;
   caf::typed_response_promise<int32_t, std::string> promise_;
 };

@@ -75,7 +75,7 @@ struct EvaluationOptions {
 
 /// Time limits and the patience of supervision (cluster.request_timeout_s and defaults).
 struct LimitOptions {
-  double request_timeout_s = 600;  // any answer between roles; a batch; a worker without progress
+  double request_timeout_s = 600;  // any answer between roles; a worker without progress; a batch: 3 times that
   int num_restarts = 5;            // of one role within restart_window_s
   double restart_window_s = 300;
   double first_restart_pause_s = 0.1;  // doubles at each restart in the window

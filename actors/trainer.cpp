@@ -1,7 +1,9 @@
 #include "actors/trainer.h"
 
+#include <set>
+
+#include "actors/question.h"
 #include "actors/shard.h"
-#include "actors/spawn.h"
 
 namespace troupe {
 namespace {
@@ -24,13 +26,15 @@ class TrainerState {
     setup_ = std::move(setup);
     step_ = setup_.first_step;
     for (int rank = 0; rank < setup_.num_ranks; ++rank) {
-      shards_.push_back(spawn_shard(self_->system(), rank, setup_.make_work, setup_.trace, setup_.detached));
+      shards_.push_back(setup_.start_shard
+                            ? setup_.start_shard(self_->system(), rank)
+                            : spawn_shard(self_->system(), rank, setup_.make_work, setup_.trace, setup_.detached));
       self_->monitor(shards_.back());
     }
     self_->set_down_handler([this](const caf::down_msg& down) {
       for (size_t rank = 0; rank < shards_.size(); ++rank)
         if (shards_[rank].address() == down.source)
-          fail(concat("shard ", rank, " died: ", describe_error(down.reason, self_->system())));
+          fail(concat(who(), ": shard ", rank, " died: ", describe_error(down.reason, self_->system())));
     });
     return {[this](atom::next) { load(); }};
   }
@@ -38,40 +42,82 @@ class TrainerState {
  private:
   using Next = std::function<void(nlohmann::json answer_of_rank_0)>;
 
+  /// Who answers only after waits of its own gets more time than each of them: a batch outlasts a worker that is found
+  /// frozen at the limit and the making of its work anew; a decision outlasts an evaluation and a snapshot.
+  static constexpr int kPatience = 3;
+  /// Longest wait for words that only explain a failure.
+  static constexpr std::chrono::milliseconds kLastWords{5000};
+
+  std::string who() const { return concat("trainer, step ", step_ + 1); }
+
+  /// The first cause counts; what follows from it is not told again.
   void fail(const std::string& cause) {
-    log::error("trainer: ", cause);
-    self_->quit(caf::make_error(ec::failed, concat("trainer, step ", step_ + 1, ": ", cause)));
+    if (has_failed_) return;
+    has_failed_ = true;
+    self_->quit(caf::make_error(ec::failed, cause));
+  }
+
+  /// No batch: the shards are sound, so what was trained is saved before the run ends with this cause.
+  void wind_down(const std::string& cause) {
+    if (is_winding_down_) {
+      fail(cause);
+      return;
+    }
+    is_winding_down_ = true;
+    caf::anon_send(supervisor_, atom::failed_v, cause);
+    caf::anon_send(control_, atom::interrupt_v);
+    ask_control("decide", atom::decide_v);
+  }
+
+  /// A time-out says who waits for whom: the run control tells what it and its neighbours hold.
+  void wind_down_with_status(const std::string& cause) {
+    const Question question(*self_, who(), "the run control", "status");
+    self_->request(control_, std::min(setup_.limit, kLastWords), atom::status_v)
+        .then([this, cause](const std::string& status) { wind_down(concat(cause, "; ", status)); },
+              [this, cause, question](const caf::error& error) {
+                wind_down(concat(cause, "; ", question.failed(*self_, error)));
+              });
   }
 
   /// Asks every rank and goes on when all have answered.
   template <class... Ts>
   void ask_shards(const char* what, Next next, const Ts&... message) {
     struct Gather {
-      size_t num_missing;
+      std::set<size_t> missing;  // ranks
       nlohmann::json answer;
       Next next;
     };
-    auto gather = std::make_shared<Gather>(Gather{shards_.size(), {}, std::move(next)});
+    auto gather = std::make_shared<Gather>();
+    gather->next = std::move(next);
+    for (size_t rank = 0; rank < shards_.size(); ++rank) gather->missing.insert(rank);
     for (size_t rank = 0; rank < shards_.size(); ++rank) {
+      const Question question(*self_, who(), concat("shard ", rank, " of ", shards_.size()), what);
       self_->request(shards_[rank], setup_.limit, message...)
           .then(
               [this, rank, gather](const std::string& answer) {
                 if (rank == 0) gather->answer = nlohmann::json::parse(answer);
-                if (--gather->num_missing == 0) gather->next(std::move(gather->answer));
+                gather->missing.erase(rank);
+                if (gather->missing.empty()) gather->next(std::move(gather->answer));
               },
-              [this, rank, what](const caf::error& error) {
-                fail(concat("shard ", rank, " (", what, "): ", describe_error(error, self_->system())));
+              [this, gather, question](const caf::error& error) {
+                auto cause = question.failed(*self_, error);
+                if (is_timeout(error)) {
+                  cause += "; no answer yet from";
+                  for (const auto missing : gather->missing) cause += concat(" rank ", missing);
+                }
+                fail(cause);
               });
     }
   }
 
   template <class... Ts>
   void ask_control(const char* what, const Ts&... message) {
-    self_->request(control_, setup_.limit, message...)
+    const Question question(*self_, who(), "the run control", what);
+    self_
+        ->request(control_, is_winding_down_ ? std::min(setup_.limit, kLastWords) : kPatience * setup_.limit,
+                  message...)
         .then([this](const StepDecision& decision) { obey(decision); },
-              [this, what](const caf::error& error) {
-                fail(concat("waited for the run control (", what, "): ", describe_error(error, self_->system())));
-              });
+              [this, question](const caf::error& error) { fail(question.failed(*self_, error)); });
   }
 
   void load() {
@@ -120,17 +166,20 @@ class TrainerState {
 
   void ask_batch() {
     const auto asked = std::chrono::steady_clock::now();
-    self_->request(source_, setup_.limit, atom::batch_v, int64_t{step_ + 1})
+    const Question question(*self_, who(), "the batch source", "batch");
+    self_->request(source_, kPatience * setup_.limit, atom::batch_v, int64_t{step_ + 1})
         .then(
             [this, asked](const LocalBatch& local) {
               wait_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - asked).count();
               train(local);
             },
-            [this](const caf::error& error) {
+            [this, question](const caf::error& error) {
               if (error == ec::interrupted)
                 ask_control("decide", atom::decide_v);
+              else if (is_timeout(error))
+                wind_down_with_status(question.failed(*self_, error));
               else
-                fail(concat("waited for a batch from ", "the batch source: ", describe_error(error, self_->system())));
+                wind_down(question.failed(*self_, error));
             });
   }
 
@@ -160,6 +209,7 @@ class TrainerState {
   TrainerSetup setup_;
   std::vector<shard_actor> shards_;
   int64_t step_ = 0;  // done
+  bool has_failed_ = false, is_winding_down_ = false;
   double wait_s_ = 0;
 };
 

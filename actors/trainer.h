@@ -4,6 +4,9 @@
 //   load ──> decide ──> [write best] ──> [save] ──> [validate] ──> batch ──> train ──> publish ──> trained ──> decide
 //   ...
 //                                          └──────> stop: [write model] ──> finished (supervisor)
+//
+// A shard that fails, dies or does not answer ends the trainer at once. Where no batch comes the shards are sound: the
+// trainer tells the supervisor why, asks the run control to wind down, and a checkpoint keeps what was trained.
 #pragma once
 
 #include "actors/interfaces.h"
@@ -16,6 +19,7 @@ namespace troupe {
 struct TrainerSetup {
   int num_ranks = 1;
   ShardWorkFactory make_work;
+  std::function<shard_actor(caf::actor_system&, int rank)> start_shard;  // empty: spawn_shard with make_work
   std::shared_ptr<Trace> trace;
   std::shared_ptr<ObserverGate> observer;
   int64_t first_step = 0;   // steps done before (resume)

@@ -192,10 +192,16 @@ std::string WorkLedger::describe() const {
   std::string text = concat(num_outstanding(), " samples outstanding, ", num_waiting(), " of them wait for a worker");
   for (const auto& [id, worker] : workers_)
     text += concat("; worker ", id, " at version ", worker.version, " holds ", worker.held.size());
-  if (!order_.empty()) {
-    const auto& [order, group] = *order_.begin();
-    text += concat("; oldest group ", group, " lacks ", groups_.at(group).samples.size(), " samples and needs version ",
-                   groups_.at(group).min_version);
+  for (const auto& [order, group] : order_) {
+    const auto& work = groups_.at(group);
+    if (work.samples.empty()) continue;
+    text += concat("; oldest group ", group, " lacks ", work.samples.size(), " samples and needs version ",
+                   work.min_version, ":");
+    for (const auto& [id, sample] : work.samples)
+      text += sample.state == State::kWaiting    ? concat(" ", id, " waits")
+              : sample.state == State::kAtWorker ? concat(" ", id, " at ", sample.worker)
+                                                 : concat(" ", id, " of ", sample.worker, " in scoring");
+    break;
   }
   return text;
 }

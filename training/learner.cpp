@@ -17,6 +17,11 @@ Learner::Implementation::Implementation(const ModelConfig& config, Collectives& 
       decoder_(config),
       model_(decoder_, shards, options_.sharding, replicas),
       kl_coefficient_(options_.algorithm.kl_coefficient, options_.algorithm.kl_target, options_.algorithm.kl_horizon) {
+  if (options_.deterministic) {
+    // Process-wide: torch takes kernels that add in a fixed order, and refuses what has none.
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+    at::globalContext().setDeterministicFillUninitializedMemory(false);
+  }
   check_schedule(options_.schedule);
   const auto check = [](bool condition, const char* key, auto value, const char* wanted) {
     if (!condition) throw UsageError(concat("training.", key, " = ", value, " ", wanted));

@@ -32,8 +32,8 @@ struct LearnerOptions {
   std::string activation_checkpoint = "none";  // "none" "selective" "full"
   FullyShardedOptions sharding;
   uint64_t seed = 0;
-  bool deterministic = false;
-  double peak_flops = 0;  // of all ranks together, per second; gives "mfu(%)"
+  bool deterministic = false;  // torch's deterministic algorithms, for the whole process from then on
+  double peak_flops = 0;       // of all ranks together, per second; gives "mfu(%)"
 };
 
 /// Names as in metrics.jsonl ("loss/mean", "grad_norm", "logprob_diff/max", ...). Plain numbers: no graph stays alive
