@@ -28,12 +28,8 @@ class SignalWatch {
   explicit SignalWatch(std::function<void()> on_first) : on_first_(std::move(on_first)) {
     sem_init(&posted_, 0, 0);
     ending_ = false;
-    num_signals_ = 0;
     struct sigaction action {};
-    action.sa_handler = [](int) {
-      ++num_signals_;
-      sem_post(&posted_);
-    };
+    action.sa_handler = [](int) { sem_post(&posted_); };
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, &before_interrupt_);
@@ -54,7 +50,6 @@ class SignalWatch {
     bool first = true;
     while (true) {
       while (sem_wait(&posted_) != 0) continue;
-      if (ending_ && num_signals_ == 0) return;
       if (ending_) return;
       if (!first) {
         log::warning("second signal: ending at once");
@@ -68,7 +63,6 @@ class SignalWatch {
 
   static inline sem_t posted_;
   static inline std::atomic<bool> ending_;
-  static inline std::atomic<int> num_signals_;
   std::function<void()> on_first_;
   struct sigaction before_interrupt_ {
   }, before_terminate_{};

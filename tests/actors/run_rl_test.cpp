@@ -79,7 +79,7 @@ TEST_CASE("a million parameters learn a rule that depends on the prompt; the bes
   run.topology.evaluation.interval = 45;
   REQUIRE(run.play() == 0);
   MESSAGE("90 steps in ", run.wall_s, " s");
-  CHECK(run.wall_s < 60);
+  CHECK(run.processor_s < 2 * 60);  // a minute of two cores, whatever else the machine does
   const auto& steps = run.listener.steps;
   REQUIRE(steps.size() == 90);
   REQUIRE(run.listener.scores.size() == 3);

@@ -2,6 +2,7 @@
 // the prompt: two letters and a colon; the first letter is the answer. One letter for all prompts scores an eighth.
 #pragma once
 
+#include <ctime>
 #include <fstream>
 
 #include "actors/topology.h"
@@ -117,7 +118,9 @@ struct TinyRun {
   }
   int play() {
     const auto begin = std::chrono::steady_clock::now();
+    const auto processor_begin = std::clock();  // of all threads
     const int code = run_rl(topology);
+    processor_s = static_cast<double>(std::clock() - processor_begin) / CLOCKS_PER_SEC;
     wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return code;
   }
@@ -127,7 +130,7 @@ struct TinyRun {
   TemporaryFolder folder;
   RlTopology topology;
   Listener listener;
-  double wall_s = 0;
+  double wall_s = 0, processor_s = 0;
 };
 
 /// Every tensor of an exported model, as bytes of one string.
