@@ -76,36 +76,45 @@ TEST_CASE("B111 every question that is answered with an error is logged with who
     int code;
   };
   const std::vector<Case> cases{
-      {"rollout 0: waited 0.0 s, since ", [](VirtualRun& run) {
+      {"rollout 0: waited 0.0 s, since ",
+       [](VirtualRun& run) {
          run.num_workers = 1;
          run.score = [](Trajectory& t) {
            if (t.attempt == 0) fail("the answer is an error");
            t.total_reward = 1;
          };
-       }, 0},
-      {"for reward (score of sample 0, question 1): ", [](VirtualRun& run) { run.start_buffer = spawn_refusing_buffer; }, 1},
+       },
+       0},
+      {"for reward (score of sample 0, question 1): ",
+       [](VirtualRun& run) { run.start_buffer = spawn_refusing_buffer; }, 1},
       {"for the batch source (batch): ", [](VirtualRun& run) { run.start_buffer = spawn_refusing_buffer; }, 1},
-      {"director, step 1: waited ", [](VirtualRun& run) {
+      {"director, step 1: waited ",
+       [](VirtualRun& run) {
          run.evaluate = true;
          run.evaluation = [](int64_t) -> nlohmann::json { fail("the answer is an error"); };
-       }, 0},
-      {"for the evaluator (evaluate): ", [](VirtualRun& run) {
+       },
+       0},
+      {"for the evaluator (evaluate): ",
+       [](VirtualRun& run) {
          run.evaluate = true;
          run.evaluation = [](int64_t) -> nlohmann::json { fail("the answer is an error"); };
-       }, 0},
-      {"for shard 0 of 1 (load): ", [](VirtualRun& run) {
+       },
+       0},
+      {"for shard 0 of 1 (load): ",
+       [](VirtualRun& run) {
          run.make_work = [](int) -> std::unique_ptr<ShardWork> { fail("the answer is an error"); };
-       }, 1},
-      {"for shard 0 of 1 (train step): ", [](VirtualRun& run) {
-         run.shard.on_train = [](int, const TrainBatch&) { fail("the answer is an error"); };
-       }, 1},
-      {"for shard 0 of 1 (save): ", [](VirtualRun& run) {
+       },
+       1},
+      {"for shard 0 of 1 (train step): ",
+       [](VirtualRun& run) { run.shard.on_train = [](int, const TrainBatch&) { fail("the answer is an error"); }; }, 1},
+      {"for shard 0 of 1 (save): ",
+       [](VirtualRun& run) {
          run.save_interval = 1;
          run.shard.on_save = [](int, int64_t, const StepDecision&) { fail("the answer is an error"); };
-       }, 1},
-      {"for shard 0 of 1 (write model): ", [](VirtualRun& run) {
-         run.shard.on_write = [](const std::string&) { fail("the answer is an error"); };
-       }, 1},
+       },
+       1},
+      {"for shard 0 of 1 (write model): ",
+       [](VirtualRun& run) { run.shard.on_write = [](const std::string&) { fail("the answer is an error"); }; }, 1},
   };
   for (const auto& one : cases) {
     CAPTURE(one.line);

@@ -122,8 +122,7 @@ TEST_CASE("S=1 generates the next batch while it trains, S=0 does not; both wall
     MESSAGE("S=", lag, ": ", wall_s[lag], " s, ", count, " decode steps inside train steps");
     if (lag == 0) CHECK(count == 0);
     if (lag == 1) CHECK(count > 8);
-    for (const auto& step : run.listener.steps)
-      CHECK(step.at("train_batch/policy_age_max").get<int64_t>() <= lag);
+    for (const auto& step : run.listener.steps) CHECK(step.at("train_batch/policy_age_max").get<int64_t>() <= lag);
   }
   MESSAGE("S=1 needs ", wall_s[1] / wall_s[0], " of the time of S=0");
 }

@@ -66,8 +66,7 @@ inline rollout_actor::behavior_type timed_rollout(rollout_actor::pointer self, T
 }
 
 inline timed_reward_actor::behavior_type timed_reward(timed_reward_actor::pointer self, buffer_actor buffer,
-                                                      ScoreFunction score,
-                                                      std::function<Milliseconds(uint64_t)> time) {
+                                                      ScoreFunction score, std::function<Milliseconds(uint64_t)> time) {
   struct State {
     uint64_t next = 0;
     std::map<uint64_t, std::pair<caf::typed_response_promise<int32_t>, Packed>> under_way;
@@ -196,8 +195,8 @@ struct VirtualRun {
   }
 
   void start() {
-    recorder = std::make_shared<RunRecorder>(
-        std::make_shared<RunFolder>(folder.path, fresh_folder ? -1 : state.step), trace, observer, 1);
+    recorder = std::make_shared<RunRecorder>(std::make_shared<RunFolder>(folder.path, fresh_folder ? -1 : state.step),
+                                             trace, observer, 1);
     board = std::make_shared<WeightBoard>(num_workers + 1);
     supervisor = stage.add(spawn_supervisor(stage.system, make_cast()));
     auto client = stage.system.spawn([this](caf::event_based_actor* self) {
@@ -305,12 +304,12 @@ struct VirtualRun {
       };
       if (train_time)
         setup.start_shard = [this](caf::actor_system& host, int rank) {
-          return shard_actor(stage.add(
-              host.spawn(timed_shard, std::shared_ptr<ShardWork>(new FakeShard(rank, board, shard_hooks())),
-                         [this, rank](int64_t step) { return train_time(rank, step); })));
+          return shard_actor(
+              stage.add(host.spawn(timed_shard, std::shared_ptr<ShardWork>(new FakeShard(rank, board, shard_hooks())),
+                                   [this, rank](int64_t step) { return train_time(rank, step); })));
         };
-      trainer = stage.add(
-          spawn_trainer(system, std::move(source), std::move(control), std::move(above), std::move(setup)));
+      trainer =
+          stage.add(spawn_trainer(system, std::move(source), std::move(control), std::move(above), std::move(setup)));
       return trainer;
     };
     return cast;
