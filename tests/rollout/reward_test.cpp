@@ -149,7 +149,7 @@ TEST_CASE("rules other than numbers") {
 
 TEST_CASE("wrong settings name the key and what is near") {
   CHECK_THROWS_WITH_AS(make_reward_function(options("nummer")),
-                       doctest::Contains("known: exact, length, number, regex"), UsageError);
+                       doctest::Contains("known: exact, length, model, number, regex"), UsageError);
   CHECK_THROWS_WITH_AS(make_reward_function(options("number", {{"strikt", true}})),
                        doctest::Contains("did you mean strict"), UsageError);
   CHECK_THROWS_WITH_AS(make_reward_function(options("number", {{"strict", "yes"}})), doctest::Contains("wrong type"),
