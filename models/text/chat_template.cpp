@@ -10,11 +10,11 @@ namespace troupe {
 
 struct ChatTemplate::Implementation {
   std::unique_ptr<jinja::Tree> tree;
+  jinja::Limits limits;
   std::function<std::time_t()> clock = [] { return std::time(nullptr); };
 
   std::string render(const OrderedJson& variables, std::vector<Span>* generated) const {
     require(variables.is_object(), "chat template: the variables are not an object");
-    const jinja::Limits limits;
     jinja::Budget budget(limits.max_bytes, limits.max_seconds);
     const jinja::Budget::Use use(&budget);
     std::vector<std::pair<std::string, jinja::Value>> values;
@@ -49,6 +49,10 @@ bool ChatTemplate::has_generation_blocks() const {
   const auto& statements = implementation_->tree->statements;
   return std::any_of(statements.begin(), statements.end(),
                      [](const auto& statement) { return statement.kind == jinja::StatementKind::kGeneration; });
+}
+
+void ChatTemplate::set_limits(int64_t max_bytes, double max_seconds) {
+  implementation_->limits = {max_bytes, max_seconds};
 }
 
 void ChatTemplate::set_clock(std::function<std::time_t()> clock) { implementation_->clock = std::move(clock); }

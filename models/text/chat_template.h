@@ -35,6 +35,8 @@ class ChatTemplate {
   RenderedChat render_with_mask(const OrderedJson& variables) const;
   /// Whether the source marks assistant turns itself.
   bool has_generation_blocks() const;
+  /// Other limits than the above, of one rendering.
+  void set_limits(int64_t max_bytes, double max_seconds);
   /// The clock of strftime_now; default: the system's.
   void set_clock(std::function<std::time_t()> clock);
 

@@ -159,6 +159,12 @@ std::optional<Value> find_method(const Value& subject, std::string_view name) {
   return std::nullopt;
 }
 
+Value get_own_attribute(const Value& subject, std::string_view name) {
+  if (!subject.is(Kind::kDict)) return get_attribute(subject, name);
+  auto method = find_method(subject, name);
+  return method ? std::move(*method) : no_attribute(subject, name);
+}
+
 Value get_attribute(const Value& subject, std::string_view name) {
   switch (subject.kind()) {
     case Kind::kUndefined:
@@ -170,7 +176,7 @@ Value get_attribute(const Value& subject, std::string_view name) {
       return found != nullptr ? *found : no_attribute(subject, name);
     }
     case Kind::kCallable:
-      return name == "name" ? Value::string(subject.function().name) : no_attribute(subject, name);
+      return subject.function().attribute ? subject.function().attribute(name) : no_attribute(subject, name);
     default:
       break;
   }

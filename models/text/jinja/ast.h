@@ -102,12 +102,14 @@ struct Statement {
   std::vector<Parameter> parameters;      // of a macro, of a call block; with: its names and values
   Body body, otherwise;
   bool recursive = false;
+  bool scoped = false;  // of a block
   bool uses_caller = false, uses_varargs = false, uses_kwargs = false;
 };
 
 struct Tree {
   std::deque<Expression> expressions;
   std::deque<Statement> statements;
+  std::vector<const Statement*> blocks;
   Body body;
 };
 

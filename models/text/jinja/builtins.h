@@ -49,6 +49,8 @@ const Value* find_global(std::string_view name);
 /// Attribute by name (x.name) and item by key (x[key]), with Jinja's fallbacks; undefined where there is none.
 Value get_attribute(const Value& subject, std::string_view name);
 Value get_item(const Value& subject, const Value& key);
+/// As the filter `attr` has it: never an item of a dictionary.
+Value get_own_attribute(const Value& subject, std::string_view name);
 /// Items by a path as filters take it: "a.b" or "0".
 Value get_path(const Value& subject, const Value& path);
 /// Python's subject[start:stop:step] for strings and sequences.

@@ -20,6 +20,12 @@ Value sort_key(const Value& value, bool case_sensitive) {
   return !case_sensitive && value.is(Kind::kString) ? Value::string(lower(value.text())) : value;
 }
 
+std::vector<Value> pairs_of(const DictObject& dict) {
+  std::vector<Value> out;
+  for (const auto& [key, value] : dict.values) out.push_back(Value::tuple({key, value}));
+  return out;
+}
+
 Value by_attribute(const Value& item, const Value* attribute) {
   return attribute == nullptr || attribute->is(Kind::kNone) ? item : get_path(item, *attribute);
 }
@@ -201,14 +207,28 @@ Value do_select(Interpreter& interpreter, const Value& subject, Arguments& argum
   return generator(std::move(out));
 }
 
+// The key by which sort orders: of "a,b" the values of both attributes.
+Value sort_keys(const Value& item, const Value* attribute, bool case_sensitive) {
+  const bool several =
+      attribute != nullptr && attribute->is(Kind::kString) && attribute->text().find(',') != std::string::npos;
+  if (!several) return sort_key(by_attribute(item, attribute), case_sensitive);
+  std::vector<Value> keys;
+  for (size_t begin = 0; begin <= attribute->text().size();) {
+    const size_t end = std::min(attribute->text().find(',', begin), attribute->text().size());
+    keys.push_back(
+        sort_key(get_path(item, Value::string(attribute->text().substr(begin, end - begin))), case_sensitive));
+    begin = end + 1;
+  }
+  return Value::list(std::move(keys));
+}
+
 Value do_sort(Interpreter&, const Value& subject, Arguments& arguments) {
   ArgumentReader reader("sort", arguments);
   const bool reverse = reader.boolean("reverse", false), case_sensitive = reader.boolean("case_sensitive", false);
   const Value* attribute = reader.optional("attribute");
   reader.done();
   std::vector<std::pair<Value, Value>> keyed;
-  for (const auto& item : iterate(subject))
-    keyed.emplace_back(sort_key(by_attribute(item, attribute), case_sensitive), item);
+  for (const auto& item : iterate(subject)) keyed.emplace_back(sort_keys(item, attribute, case_sensitive), item);
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
     return reverse ? less(b.first, a.first) : less(a.first, b.first);
   });
@@ -322,6 +342,54 @@ Value do_batch(Interpreter&, const Value& subject, Arguments& arguments) {
   return generator(std::move(out));
 }
 
+Value do_slice(Interpreter&, const Value& subject, Arguments& arguments) {
+  ArgumentReader reader("slice", arguments);
+  const int64_t count = reader.integer("slices", 0);
+  const Value* fill = reader.optional("fill_with");
+  reader.done();
+  require(count > 0 && count <= 100000, "slice: the number of slices must be in [1, 100000]");
+  const auto items = iterate(subject);
+  const size_t size = items.size() / static_cast<size_t>(count), longer = items.size() % static_cast<size_t>(count);
+  std::vector<Value> out;
+  size_t at = 0;
+  for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+    const size_t end = at + size + (i < longer ? 1 : 0);
+    std::vector<Value> slice(items.begin() + static_cast<ptrdiff_t>(at), items.begin() + static_cast<ptrdiff_t>(end));
+    if (fill != nullptr && !fill->is(Kind::kNone) && i >= longer) slice.push_back(*fill);
+    out.push_back(Value::list(std::move(slice)));
+    at = end;
+  }
+  return generator(std::move(out));
+}
+
+Value do_urlencode(Interpreter&, const Value& subject, Arguments&) {
+  const auto quoted = [](const std::string& text, bool in_query) {
+    constexpr char kDigits[] = "0123456789ABCDEF";
+    std::string out;
+    for (const char c : text) {
+      const auto byte = static_cast<unsigned char>(c);
+      const bool kept =
+          byte < 128 && (std::isalnum(byte) != 0 || std::string_view("_.-~").find(c) != std::string::npos);
+      if (kept || (c == '/' && !in_query)) {
+        out += c;
+      } else if (c == ' ' && in_query) {
+        out += '+';
+      } else {
+        out += {'%', kDigits[byte >> 4], kDigits[byte & 15]};
+      }
+    }
+    return out;
+  };
+  if (!subject.is(Kind::kDict) && !subject.is(Kind::kSequence)) return Value::string(quoted(to_text(subject), false));
+  std::string out;
+  for (const auto& item : subject.is(Kind::kDict) ? pairs_of(subject.entries()) : iterate(subject)) {
+    const auto pair = iterate(item);
+    require(pair.size() == 2, "urlencode takes a text, a dictionary or pairs");
+    out += (out.empty() ? "" : "&") + quoted(to_text(pair[0]), true) + "=" + quoted(to_text(pair[1]), true);
+  }
+  return Value::string(std::move(out));
+}
+
 Value do_first(Interpreter&, const Value& subject, Arguments&) {
   const auto items = iterate(subject);
   return items.empty() ? Value::undefined("No first item, sequence was empty.") : items.front();
@@ -428,7 +496,7 @@ constexpr Entry kFilters[] = {
     {"abs", do_abs},
     {"attr",
      [](Interpreter&, const Value& subject, Arguments& arguments) {
-       return get_attribute(subject, to_text(ArgumentReader("attr", arguments).required("name")));
+       return get_own_attribute(subject, to_text(ArgumentReader("attr", arguments).required("name")));
      }},
     {"batch", do_batch},
     {"capitalize",
@@ -476,6 +544,7 @@ constexpr Entry kFilters[] = {
     {"safe", [](Interpreter&, const Value& subject, Arguments&) { return Value::string(to_text(subject)); }},
     {"select", do_select<false, true>},
     {"selectattr", do_select<true, true>},
+    {"slice", do_slice},
     {"sort", do_sort},
     {"string", [](Interpreter&, const Value& subject, Arguments&) { return Value::string(to_text(subject)); }},
     {"sum", do_sum},
@@ -485,6 +554,7 @@ constexpr Entry kFilters[] = {
     {"truncate", do_truncate},
     {"unique", do_unique},
     {"upper", [](Interpreter&, const Value& subject, Arguments&) { return Value::string(upper(to_text(subject))); }},
+    {"urlencode", do_urlencode},
     {"wordcount",
      [](Interpreter&, const Value& subject, Arguments&) {
        int64_t count = 0;

@@ -85,6 +85,12 @@ std::string formatted(const Value& value, const std::string& specification) {
   return padded(text, width, fill, align);
 }
 
+Value converted(const Value& value, char conversion) {
+  if (conversion == 0) return value;
+  require(conversion == 's' || conversion == 'r', "Unknown conversion specifier '!", conversion, "'");
+  return Value::string(conversion == 's' ? to_text(value) : to_repr(value));
+}
+
 }  // namespace
 
 std::string percent_format(const std::string& format, const Value& values) {
@@ -121,9 +127,21 @@ std::string percent_format(const std::string& format, const Value& values) {
       if (flags.find(format[at]) == flags.npos) flags += format[at];
       ++at;
     }
-    const int width = read_integer(format, at);
+    const auto size = [&] {  // digits, or * for an argument
+      if (at >= format.size() || format[at] != '*') return read_integer(format, at);
+      ++at;
+      const Value given = next();
+      require(given.is(Kind::kInt), "* wants int");
+      require(std::abs(given.as_int()) <= kMaxWidth, "a format width of more than ", kMaxWidth);
+      return static_cast<int>(given.as_int());
+    };
+    int width = size();
+    if (width < 0) {
+      width = -width;
+      if (flags.find('-') == flags.npos) flags += '-';
+    }
     int precision = -1;
-    if (at < format.size() && format[at] == '.') precision = read_integer(format, ++at);
+    if (at < format.size() && format[at] == '.') precision = std::max(0, (++at, size()));
     require(at < format.size(), "incomplete format");
     const char type = format[at];
     if (type == '%') {
@@ -134,6 +152,13 @@ std::string percent_format(const std::string& format, const Value& values) {
     if (type == 's' || type == 'r') {
       std::string text = type == 's' ? to_text(value) : to_repr(value);
       if (precision >= 0) text = get_slice(Value::string(text), Value(), Value::integer(precision), Value()).text();
+      out += padded(text, width, U' ', flags.find('-') != flags.npos ? '<' : '>');
+    } else if (type == 'c') {
+      const bool is_character = value.is(Kind::kString) && num_code_points(value.text()) == 1;
+      const bool is_code = value.is(Kind::kInt) && value.as_int() >= 0 && value.as_int() < 0x110000;
+      require(is_character || is_code, "%c requires int or char");
+      std::string text = is_character ? value.text() : std::string();
+      if (is_code) append_utf8(text, static_cast<char32_t>(value.as_int()));
       out += padded(text, width, U' ', flags.find('-') != flags.npos ? '<' : '>');
     } else {
       require(std::string_view("diuxXofFeEgG").find(type) != std::string_view::npos, "unsupported format character '",
@@ -149,6 +174,7 @@ std::string percent_format(const std::string& format, const Value& values) {
 }
 
 std::string brace_format(const std::string& format, const Arguments& arguments) {
+  enum class Numbering { kUnknown, kAutomatic, kManual } numbering = Numbering::kUnknown;
   std::string out;
   size_t next = 0;
   for (size_t at = 0; at < format.size(); ++at) {
@@ -172,22 +198,32 @@ std::string brace_format(const std::string& format, const Arguments& arguments) 
       specification = field.substr(colon + 1);
       field.resize(colon);
     }
+    char conversion = 0;
+    if (field.size() >= 2 && field[field.size() - 2] == '!') {
+      conversion = field.back();
+      field.resize(field.size() - 2);
+    }
     const size_t path = std::min(field.find_first_of(".["), field.size());
     require(path == field.size(), "attributes in format strings are not supported: '", field, "'");
     const bool is_index = field.empty() || (field[0] >= '0' && field[0] <= '9');
+    if (is_index) {
+      require(numbering == Numbering::kUnknown || field.empty() == (numbering == Numbering::kAutomatic),
+              "cannot switch between manual field specification and automatic field numbering");
+      numbering = field.empty() ? Numbering::kAutomatic : Numbering::kManual;
+    }
     if (is_index) {
       size_t digits = 0;
       const size_t index = field.empty() ? next++ : static_cast<size_t>(read_integer(field, digits));
       require(index < arguments.positional.size(), "Replacement index ", index,
               " out of range for positional args tuple");
-      out += formatted(arguments.positional[index], specification);
+      out += formatted(converted(arguments.positional[index], conversion), specification);
     } else {
       const Value* found = nullptr;
       for (const auto& [name, value] : arguments.keyword) {
         if (name == field) found = &value;
       }
       require(found != nullptr, "'", field, "' is not among the arguments of format");
-      out += formatted(*found, specification);
+      out += formatted(converted(*found, conversion), specification);
     }
     require(out.size() <= kMaxTextBytes, "a text of more than ", kMaxTextBytes, " bytes");
   }

@@ -49,6 +49,7 @@ std::string Interpreter::run(const std::vector<std::pair<std::string, Value>>& v
                              std::vector<Span>* generated) {
   generated_ = generated;
   Scope root(nullptr);
+  root_ = &root;
   for (const auto& [name, value] : variables) root.set(name, value);
   execute(tree_.body, root);
   return std::move(output_);
@@ -134,8 +135,9 @@ Interpreter::Flow Interpreter::execute(const Statement& statement, Scope& scope)
         for (const auto& variable : statement.parameters) inner.set(variable.name, evaluate(*variable.fallback, scope));
         return execute(statement.body, inner);
       });
-    case StatementKind::kBlock:
-      return in_new_scope(scope, [&](Scope& inner) { return execute(statement.body, inner); });
+    case StatementKind::kBlock:  // sees what stands at the top, and around it only where it says so
+      return in_new_scope(statement.scoped ? scope : *root_,
+                          [&](Scope& inner) { return execute(statement.body, inner); });
     case StatementKind::kGeneration:
       execute_generation(statement, scope);
       break;
@@ -239,9 +241,22 @@ void Interpreter::assign(const Expression& target, const Value& value, Scope& sc
 
 Value Interpreter::make_macro(const Statement& statement, Scope& scope, const std::string& name) {
   for (Scope* each = &scope; each != nullptr; each = each->parent) each->captured = true;
-  return Value::callable(name, [&statement, &scope, name](Interpreter& self, Arguments& arguments) {
-    return self.call_macro(statement, scope, name, arguments);
-  });
+  return Value::callable(
+      name,
+      [&statement, &scope, name](Interpreter& self, Arguments& arguments) {
+        return self.call_macro(statement, scope, name, arguments);
+      },
+      [&statement, name](std::string_view attribute) {
+        if (attribute == "name") return Value::string(name);
+        if (attribute == "caller") return Value::boolean(statement.uses_caller);
+        if (attribute == "catch_varargs") return Value::boolean(statement.uses_varargs);
+        if (attribute == "catch_kwargs") return Value::boolean(statement.uses_kwargs);
+        if (attribute != "arguments")
+          return Value::undefined(concat("'Macro object' has no attribute '", attribute, "'"));
+        std::vector<Value> names;
+        for (const auto& parameter : statement.parameters) names.push_back(Value::string(parameter.name));
+        return Value::tuple(std::move(names));
+      });
 }
 
 Value Interpreter::call_macro(const Statement& statement, Scope& scope, const std::string& name, Arguments& arguments) {
@@ -261,7 +276,9 @@ Value Interpreter::call_macro(const Statement& statement, Scope& scope, const st
       }
     }
     std::vector<std::pair<Value, Value>> unknown;
-    for (const auto& [keyword, value] : arguments.keyword) {
+    for (const auto& argument : arguments.keyword) {
+      const std::string& keyword = argument.first;
+      const Value& value = argument.second;
       const auto found =
           std::find_if(parameters.begin(), parameters.end(), [&](const auto& each) { return each.name == keyword; });
       if (found != parameters.end()) {
@@ -298,7 +315,7 @@ Value Interpreter::call(const Value& callee, Arguments& arguments) {
     require(static_cast<bool>(recurse), "The loop must have the 'recursive' marker to be called recursively.");
     return Function(recurse)(*this, arguments);
   }
-  require(callee.is(Kind::kCallable), "'", type_name(callee), "' object is not callable");
+  require(callee.is(Kind::kCallable) && callee.function().function, "'", type_name(callee), "' object is not callable");
   return callee.function().function(*this, arguments);
 }
 
@@ -309,7 +326,19 @@ Value Interpreter::lookup(std::string_view name, const Scope& scope) const {
     }
   }
   if (const Value* global = find_global(name)) return *global;
+  if (name == "self" && !tree_.blocks.empty()) return blocks_object();
   return Value::undefined("'" + std::string(name) + "' is undefined");
+}
+
+Value Interpreter::blocks_object() const {
+  return Value::callable("self", {}, [&tree = tree_](std::string_view name) {
+    const auto found = std::find_if(tree.blocks.begin(), tree.blocks.end(),
+                                    [&](const Statement* block) { return block->text == name; });
+    if (found == tree.blocks.end()) return Value::undefined(concat("there is no block called '", name, "'"));
+    return Value::callable(std::string(name), [block = *found](Interpreter& self, Arguments&) {
+      return Value::string(self.captured(block->body, *self.root_));
+    });
+  });
 }
 
 Arguments Interpreter::arguments_of(const Expression& expression, Scope& scope) {
@@ -373,8 +402,11 @@ Value Interpreter::evaluate(const Expression& expression, Scope& scope) {
     }
     case ExpressionKind::kNot:
       return Value::boolean(!is_true(part(0)));
-    case ExpressionKind::kNegate:
-      return binary(Operator::kSubtract, Value::integer(0), part(0));
+    case ExpressionKind::kNegate: {
+      const Value operand = part(0);
+      if (operand.is(Kind::kFloat)) return Value::number(-operand.as_double());
+      return binary(Operator::kSubtract, Value::integer(0), operand);
+    }
     case ExpressionKind::kPlus:
       return binary(Operator::kAdd, Value::integer(0), part(0));
     case ExpressionKind::kBinary: {

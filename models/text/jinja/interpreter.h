@@ -65,11 +65,13 @@ class Interpreter {
   Value evaluate_filter(const Expression& expression, const Value* body, Scope& scope);
   Value compare(const Expression& expression, Scope& scope);
   Arguments arguments_of(const Expression& expression, Scope& scope);
+  Value blocks_object() const;  // `self`: renders blocks by name
 
   const Tree& tree_;
   std::function<std::time_t()> clock_;
   std::vector<std::unique_ptr<Scope>> captured_scopes_;
   std::vector<Value> namespaces_;  // cleared at the end: one may hold itself
+  Scope* root_ = nullptr;
   std::string output_;
   std::string* out_ = &output_;
   std::vector<Span>* generated_ = nullptr;

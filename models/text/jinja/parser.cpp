@@ -81,7 +81,12 @@ class Parser : ExpressionParser {
     }
     if (name == "block") {  // without inheritance a block renders where it stands
       auto& out = make(StatementKind::kBlock);
-      expect(TokenKind::kName, "the block's name");
+      out.text = expect(TokenKind::kName, "the block's name").text;
+      out.scoped = take_name("scoped");
+      for (const auto* block : tree().blocks) {
+        if (block->text == out.text) fail_here("block '", out.text, "' defined twice");
+      }
+      tree().blocks.push_back(&out);
       end_tag();
       out.body = body({"endblock"});
       next();

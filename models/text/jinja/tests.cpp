@@ -38,8 +38,10 @@ struct Entry {
 };
 constexpr Entry kTests[] = {
     {"boolean", is_kind<Kind::kBool>},
-    {"callable", [](Interpreter&, const Value& subject,
-                    Arguments&) { return subject.is(Kind::kCallable) || subject.is(Kind::kLoop); }},
+    {"callable",
+     [](Interpreter&, const Value& subject, Arguments&) {
+       return (subject.is(Kind::kCallable) && subject.function().function) || subject.is(Kind::kLoop);
+     }},
     {"defined", [](Interpreter&, const Value& subject, Arguments&) { return !subject.is(Kind::kUndefined); }},
     {"divisibleby",
      [](Interpreter&, const Value& subject, Arguments& arguments) {
@@ -160,6 +162,31 @@ Value make_joiner(Interpreter&, Arguments& arguments) {
   });
 }
 
+Value make_cycler(Interpreter&, Arguments& arguments) {
+  require(!arguments.positional.empty() && arguments.keyword.empty(), "at least one item has to be provided");
+  struct State {
+    std::vector<Value> items;
+    size_t at = 0;
+  };
+  const auto state = std::make_shared<State>(State{arguments.positional});
+  return Value::callable("cycler", {}, [state](std::string_view name) {
+    if (name == "current") return state->items[state->at];
+    if (name == "pos") return Value::integer(static_cast<int64_t>(state->at));
+    if (name == "next") {
+      return Value::callable("next", [state](Interpreter&, Arguments&) {
+        return state->items[std::exchange(state->at, (state->at + 1) % state->items.size())];
+      });
+    }
+    if (name == "reset") {
+      return Value::callable("reset", [state](Interpreter&, Arguments&) {
+        state->at = 0;
+        return Value();
+      });
+    }
+    return Value::undefined(concat("'Cycler object' has no attribute '", name, "'"));
+  });
+}
+
 }  // namespace
 
 bool is_test(std::string_view name) { return find_test(name) != nullptr; }
@@ -189,6 +216,7 @@ const Value* find_global(std::string_view name) {
     });
     add("strftime_now", now_as_text);
     add("joiner", make_joiner);
+    add("cycler", make_cycler);
     return out;
   }();
   const auto found = globals.find(name);

@@ -111,10 +111,10 @@ Value Value::make_namespace(std::vector<std::pair<Value, Value>> items) {
   return out;
 }
 
-Value Value::callable(std::string name, Function function) {
+Value Value::callable(std::string name, Function function, AttributeFunction attribute) {
   Value out;
   out.kind_ = Kind::kCallable;
-  out.object_ = std::make_shared<CallableObject>(std::move(name), std::move(function));
+  out.object_ = std::make_shared<CallableObject>(std::move(name), std::move(function), std::move(attribute));
   return out;
 }
 

@@ -69,6 +69,8 @@ struct Arguments {
   std::vector<std::pair<std::string, Value>> keyword;
 };
 using Function = std::function<Value(Interpreter&, Arguments&)>;
+/// What `object.name` is; undefined where it has no such attribute.
+using AttributeFunction = std::function<Value(std::string_view name)>;
 
 enum class Kind { kUndefined, kNone, kBool, kInt, kFloat, kString, kSequence, kDict, kNamespace, kCallable, kLoop };
 
@@ -94,7 +96,7 @@ class Value {
   static Value sequence(std::vector<Value> items, SequenceKind kind, std::string printed = {});
   static Value dict(std::vector<std::pair<Value, Value>> items);
   static Value make_namespace(std::vector<std::pair<Value, Value>> items);
-  static Value callable(std::string name, Function function);
+  static Value callable(std::string name, Function function, AttributeFunction attribute = {});
   static Value loop(std::shared_ptr<LoopObject> loop);
   static Value from_json(const nlohmann::ordered_json& json);
 
@@ -153,9 +155,11 @@ struct DictObject : Object {
 };
 
 struct CallableObject : Object {
-  CallableObject(std::string called, Function body) : Object(128), name(std::move(called)), function(std::move(body)) {}
+  CallableObject(std::string called, Function body, AttributeFunction own)
+      : Object(160), name(std::move(called)), function(std::move(body)), attribute(std::move(own)) {}
   std::string name;
-  Function function;
+  Function function;            // empty: an object that only has attributes
+  AttributeFunction attribute;  // empty: none
 };
 
 bool is_true(const Value& value);
