@@ -1,12 +1,19 @@
 #include "apps/config.h"
 
+#include "base/error.h"
+
+// Where a malformed file meets an assumption that toml++ only asserts ("[" at the end of a line), a release build would
+// go on regardless; here it is an error like any other.
+#pragma push_macro("NDEBUG")
+#undef NDEBUG
+#define TOML_ASSERT(condition) ((condition) ? void() : troupe::fail("the file is not valid TOML"))
 #include <toml++/toml.h>
+#pragma pop_macro("NDEBUG")
 
 #include <cmath>
 #include <set>
 #include <sstream>
 
-#include "base/error.h"
 #include "base/file.h"
 #include "base/text.h"
 
@@ -151,6 +158,8 @@ Config Config::from_text(const std::string& text, const std::string& origin,
     root = toml::parse(text, origin);
   } catch (const toml::parse_error& error) {
     throw UsageError(concat(origin, ":", error.source().begin.line, ": not valid TOML: ", error.description()));
+  } catch (const Error& error) {
+    throw UsageError(concat(origin, ": ", error.what()));
   }
   for (const auto& [section_key, node] : root) {
     const std::string section(section_key.str());
@@ -224,7 +233,7 @@ void Config::override_with(const std::string& text) {
   toml::table parsed;
   try {
     parsed = toml::parse("value = " + word);
-  } catch (const toml::parse_error&) {
+  } catch (const std::exception&) {
     throw UsageError(concat(origin, ": ", name, " takes ", type_text(key->type), ", not ", word));
   }
   set(name, to_json(*parsed.get("value"), name, origin), origin);
