@@ -60,6 +60,7 @@ int verify(const std::vector<std::string>& folders) {
     nlohmann::ordered_json line{
         {"dir", folder},
         {"logits_max_abs", number(result.logits_max_abs)},
+        {"scores_max_abs", number(result.scores_max_abs)},
         {"loss_abs", number(result.loss_abs)},
         {"grad_norm_rel", number(result.grad_norm_rel)},
         {"grad_max_abs", number(result.grad_max_abs)},

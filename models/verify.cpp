@@ -100,7 +100,7 @@ void compare(const std::filesystem::path& folder, VerifyResult& result) {
   if (comparison.has("scores")) {  // sequence classification: one row per sequence, at its last real token
     const Tensor last = expected.tensor("lengths").to(at::kLong) - 1;
     const Tensor scores = logits.index({at::arange(num_rows), last}).squeeze(1);
-    comparison.check(result.logits_max_abs, "scores",
+    comparison.check(result.scores_max_abs, "scores",
                      max_abs(scores.detach().to(at::kDouble) - comparison.get("scores")), tolerances.scores_abs);
   }
   if (!comparison.has("loss")) return;

@@ -12,7 +12,7 @@ namespace troupe {
 
 struct VerifyResult {
   std::string dir;
-  double logits_max_abs = 0, loss_abs = 0, grad_norm_rel = 0, grad_max_abs = 0;
+  double logits_max_abs = 0, scores_max_abs = 0, loss_abs = 0, grad_norm_rel = 0, grad_max_abs = 0;
   bool ok = false;
   std::string error;  // what is out of its tolerance, or why nothing could be compared; "" where ok
 
