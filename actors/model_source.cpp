@@ -35,8 +35,8 @@ class DescriptionReader : public CheckpointReader {
     const auto json = nlohmann::json::parse(read_file(folder_ / "config.json"), nullptr, false);
     require(json.is_object(), (folder_ / "config.json").string(), " is not a JSON object");
     config_ = parse_model_config(json);
-    for (const char* name :
-         {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"}) {
+    for (const char* name : {"tokenizer.json", "tokenizer.model", "tiktoken.model", "tokenizer_config.json",
+                             "added_tokens.json", "chat_template.jinja", "generation_config.json"}) {
       if (std::filesystem::exists(folder_ / name)) text_files_[name] = read_file(folder_ / name);
     }
   }
@@ -78,10 +78,9 @@ ModelSource::ModelSource(ModelOptions options, uint64_t seed) : options_(std::mo
   }
   config_ = reader_->config();
   tokenizer_config_ = reader_->tokenizer_config();
-  const auto tokenizer_json = reader_->tokenizer_json();
   auto chat_template = reader_->chat_template();
   if (!options_.chat_template_path.empty()) chat_template = read_file(options_.chat_template_path);
-  if (!tokenizer_json.empty()) tokenizer_ = parse_tokenizer(tokenizer_json);
+  tokenizer_ = open_tokenizer(reader_->text_files());
   if (!chat_template.empty()) template_ = std::make_unique<ChatTemplate>(chat_template);
   for (auto& spec : parameter_specs(config_)) specs_[spec.name] = spec;
 }

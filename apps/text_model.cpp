@@ -7,7 +7,8 @@ namespace troupe::apps {
 
 const Tokenizer& TextModel::need_tokenizer() const {
   require(tokenizer != nullptr,
-          "this model has no tokenizer (tokenizer.json beside the weights, or inside the GGUF file)");
+          "this model has no tokenizer (tokenizer.json, tokenizer.model or a .tiktoken file beside the weights, or "
+          "inside the GGUF file)");
   return *tokenizer;
 }
 
@@ -21,8 +22,7 @@ TextModel open_text_model(const std::filesystem::path& path, const std::filesyst
   if (path.empty()) throw UsageError("no model: model.path (or --model) takes a Hugging Face folder or a GGUF file");
   TextModel model;
   model.reader = open_checkpoint(path);
-  const auto tokenizer_json = model.reader->tokenizer_json();
-  if (!tokenizer_json.empty()) model.tokenizer = parse_tokenizer(tokenizer_json);
+  model.tokenizer = open_tokenizer(model.reader->text_files());
   model.chat_template = template_file.empty() ? model.reader->chat_template() : read_file(template_file);
   return model;
 }

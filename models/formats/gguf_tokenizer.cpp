@@ -8,66 +8,12 @@
 #include <vector>
 
 #include "base/error.h"
+#include "models/formats/gguf_pre_tokenizer.h"
 
 namespace troupe {
 namespace {
 
 using nlohmann::json;
-
-/// How text is cut before byte-pair merging, by the name that llama.cpp gave each published scheme.
-struct PreTokenizer {
-  std::vector<const char*> names;  // values of tokenizer.ggml.pre
-  bool individual_digits;          // digits one by one before all else
-  const char* pattern;             // nullptr: GPT-2's own, built into ByteLevel
-  bool nfc;
-  bool ignore_merges;
-};
-
-const PreTokenizer& find_pre_tokenizer(const std::string& name, const std::string& path) {
-  static const std::vector<PreTokenizer> known = {
-      {{"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"},
-       true,
-       nullptr,
-       false,
-       false},
-      {{"gpt-2", "phi-2", "jina-es", "jina-de", "roberta-bpe", "mpt", "olmo"}, false, nullptr, false, false},
-      {{"llama-bpe", "llama3", "llama-v3", "falcon3", "smaug-bpe", "dbrx"},
-       false,
-       R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
-       false,
-       true},
-      {{"qwen2", "deepseek-r1-qwen"},
-       false,
-       R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
-       true,
-       false},
-  };
-  std::string names;
-  for (const auto& candidate : known) {
-    for (const auto* own : candidate.names) {
-      if (name == own) return candidate;
-      names += concat(names.empty() ? "" : ", ", own);
-    }
-  }
-  fail(path, ": tokenizer.ggml.pre = \"", name, "\" is not known; known are ", names);
-}
-
-json byte_level(bool add_prefix_space, bool use_regex) {
-  return {
-      {"type", "ByteLevel"}, {"add_prefix_space", add_prefix_space}, {"trim_offsets", true}, {"use_regex", use_regex}};
-}
-
-json pre_tokenizer_json(const PreTokenizer& scheme, bool add_prefix_space) {
-  json steps = json::array();
-  if (scheme.individual_digits) steps.push_back({{"type", "Digits"}, {"individual_digits", true}});
-  if (scheme.pattern != nullptr) {
-    steps.push_back(
-        {{"type", "Split"}, {"pattern", {{"Regex", scheme.pattern}}}, {"behavior", "Isolated"}, {"invert", false}});
-  }
-  steps.push_back(byte_level(add_prefix_space, scheme.pattern == nullptr));
-  if (steps.size() == 1) return steps.front();
-  return {{"type", "Sequence"}, {"pretokenizers", steps}};
-}
 
 /// Text of the token that a metadata key points to, nullopt where the key is absent or points nowhere.
 std::optional<std::string> special_token(const GgufHeader& header, const std::vector<std::string_view>& tokens,
@@ -126,7 +72,7 @@ json byte_pair_model(json vocabulary, json merges) {
 
 /// GPT-2's byte-level kind: merges are listed.
 json byte_level_parts(const GgufHeader& header, Vocabulary& vocabulary) {
-  const auto& scheme = find_pre_tokenizer(header.text("tokenizer.ggml.pre", "gpt-2"), header.path);
+  const auto& scheme = find_gguf_pre_tokenizer(header.text("tokenizer.ggml.pre", "gpt-2"), header.path);
   auto merges = json::array();
   for (const auto merge : header.texts("tokenizer.ggml.merges")) {
     const auto space = merge.find(' ', 1);  // a merge's left side is never empty
@@ -137,7 +83,7 @@ json byte_level_parts(const GgufHeader& header, Vocabulary& vocabulary) {
   model["ignore_merges"] = scheme.ignore_merges;
   return {{"normalizer", scheme.nfc ? json{{"type", "NFC"}} : json()},
           {"pre_tokenizer", pre_tokenizer_json(scheme, header.boolean("tokenizer.ggml.add_space_prefix", false))},
-          {"decoder", byte_level(true, true)},
+          {"decoder", byte_level_json(true, true)},
           {"model", std::move(model)}};
 }
 

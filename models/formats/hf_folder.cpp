@@ -17,6 +17,7 @@ constexpr const char* kTextFiles[] = {"tokenizer.json",
                                       "vocab.json",
                                       "merges.txt",
                                       "tokenizer.model",
+                                      "tiktoken.model",
                                       "chat_template.jinja",
                                       "chat_template.json",
                                       "generation_config.json"};
@@ -76,6 +77,9 @@ class HfFolder final : public CheckpointReader {
     std::map<std::string, std::string> files;
     for (const char* name : kTextFiles) {
       if (fs::exists(folder_ / name)) files[name] = read_text_file(folder_ / name);
+    }
+    for (const auto& item : fs::directory_iterator(folder_)) {
+      if (item.path().extension() == ".tiktoken") files[item.path().filename()] = read_text_file(item.path());
     }
     return files;
   }

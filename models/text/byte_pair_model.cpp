@@ -68,7 +68,7 @@ BytePairModel::BytePairModel(const json& description, bool byte_level) : byte_le
     if (byte < 128) ascii_ids_[byte] = id_of(std::string(1, static_cast<char>(byte)));
   }
   if (!byte_level_ && byte_fallback_ && std::count(byte_ids_.begin(), byte_ids_.end(), -1) != 0) byte_fallback_ = false;
-  read_merges(description.at("merges"));
+  description.value("merge_by_rank", false) ? merge_by_rank() : read_merges(description.at("merges"));
   find_whole_pieces();
 }
 
@@ -103,6 +103,24 @@ void BytePairModel::read_merges(const json& merges) {
     add_merge({pair_key(left_id->second, right_id->second), rank, merged->second});
     ++rank;
   }
+}
+
+void BytePairModel::merge_by_rank() {
+  constexpr size_t kLongestToken = 4096;  // bytes; bounds the work that a crafted file can ask for
+  std::vector<Merge> merges;
+  for (const auto& [token, id] : vocabulary_) {
+    require(token.size() <= kLongestToken, "the token with id ", id, " is longer than ", kLongestToken, " bytes");
+    const std::string_view text = token;
+    for (size_t split = utf8_width(text[0]); split < text.size(); split += utf8_width(text[split])) {
+      const auto left = vocabulary_.find(text.substr(0, split)), right = vocabulary_.find(text.substr(split));
+      if (left == vocabulary_.end() || right == vocabulary_.end()) continue;
+      merges.push_back({pair_key(left->second, right->second), static_cast<uint32_t>(id), id});
+    }
+  }
+  size_t capacity = 16;
+  while (capacity < merges.size() * 2) capacity *= 2;
+  merges_.assign(capacity, {});
+  for (const Merge& merge : merges) add_merge(merge);
 }
 
 void BytePairModel::add_merge(Merge merge) {

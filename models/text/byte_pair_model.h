@@ -27,7 +27,9 @@ struct TokenSpan {
 class BytePairModel {
  public:
   /// `json` is the "model" of a tokenizer.json. `byte_level`: pieces come as raw bytes and the vocabulary is written in
-  /// the byte alphabet. Throws Error naming what is wrong (a merge by its index) or not supported.
+  /// the byte alphabet. Where `merge_by_rank` is true (a key of our own, for tiktoken's files) there is no list of
+  /// merges: two neighbours merge where their union is a token, the one with the lowest id first. Throws Error naming
+  /// what is wrong (a merge by its index) or not supported.
   BytePairModel(const nlohmann::json& json, bool byte_level);
 
   /// Appends the tokens of one piece. Thread-safe; time O(n log n) in the length of the piece.
@@ -46,6 +48,7 @@ class BytePairModel {
   }
 
   void read_merges(const nlohmann::json& merges);
+  void merge_by_rank();
   void find_whole_pieces();
   const Merge* find_merge(int32_t left, int32_t right) const;
   void add_merge(Merge merge);

@@ -2,6 +2,9 @@
 // turn.
 #pragma once
 
+#include <map>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "models/config.h"
@@ -14,6 +17,11 @@ namespace troupe {
 /// `tokenizer_config` names them, tools and documents as none.
 OrderedJson template_variables(const nlohmann::json& tokenizer_config, OrderedJson messages,
                                bool add_generation_prompt);
+
+/// The tokenizer among a folder's files (name, content): tokenizer.json, else SentencePiece's or tiktoken's file with
+/// what tokenizer_config.json and added_tokens.json say about it; null where there is none. Throws Error naming file
+/// and entry.
+std::unique_ptr<Tokenizer> open_tokenizer(const std::map<std::string, std::string>& files);
 
 /// Every id that ends a sequence: the configuration's, and the ends of turn that the tokenizer (may be null) knows.
 std::vector<int64_t> stop_token_ids(const ModelConfig& config, const Tokenizer* tokenizer);
