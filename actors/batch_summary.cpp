@@ -29,6 +29,12 @@ std::vector<std::pair<int64_t, int64_t>> tokens_by_run(const Trajectory& t) {
   return runs;
 }
 
+nlohmann::json journal_entry(const Trajectory& t) {
+  auto runs = nlohmann::json::array();
+  for (const auto& run : t.versions) runs.push_back({run.first_index, run.version});
+  return {{"id", t.sample_id}, {"attempt", t.attempt}, {"versions", std::move(runs)}};
+}
+
 nlohmann::json show(const Trajectory& t, int64_t step, const char* kind, const TokenText& text) {
   nlohmann::json rewards = nlohmann::json::object();
   for (const auto& reward : t.rewards)
@@ -50,7 +56,7 @@ nlohmann::json show(const Trajectory& t, int64_t step, const char* kind, const T
 }  // namespace
 
 nlohmann::json summarize_batch(const GroupBatch& batch, int64_t step, const TokenText& text) {
-  Mean reward, length, truncated, age, turns, constant;
+  Mean reward, baseline, length, truncated, age, turns, constant;
   std::map<std::string, Mean> by_name;
   int64_t age_max = 0, failures = 0, num_tokens = 0, given_up = 0;
   const Trajectory *best = nullptr, *worst = nullptr, *any = nullptr;
@@ -62,6 +68,11 @@ nlohmann::json summarize_batch(const GroupBatch& batch, int64_t step, const Toke
     constant.add(has_zero_variance(group));
     given_up += static_cast<int64_t>(group.given_up.size());
     for (const auto& [id, reason] : group.given_up) missing.push_back({{"id", id}, {"reason", reason}});
+    if (group.baseline) {
+      baseline.add(*group.baseline->total_reward);
+      samples.push_back(journal_entry(*group.baseline));
+      samples.back()["baseline"] = true;
+    }
     for (const auto& [id, t] : group.samples) {
       if (t.total_reward) {
         reward.add(*t.total_reward);
@@ -79,15 +90,13 @@ nlohmann::json summarize_batch(const GroupBatch& batch, int64_t step, const Toke
       truncated.add(t.finish_reason == FinishReason::kLength);
       turns.add(t.num_turns);
       num_tokens += static_cast<int64_t>(t.tokens.size());
-      auto runs = nlohmann::json::array();
-      for (const auto& run : t.versions) runs.push_back({run.first_index, run.version});
       for (const auto& [version, count] : tokens_by_run(t)) {
         const auto behind = step - 1 - version;
         age.sum += static_cast<double>(behind * count);
         age.count += count;
         if (count > 0) age_max = std::max(age_max, behind);
       }
-      samples.push_back({{"id", id}, {"attempt", t.attempt}, {"versions", std::move(runs)}});
+      samples.push_back(journal_entry(t));
     }
   }
   nlohmann::json metrics = nlohmann::json::object();
@@ -95,6 +104,7 @@ nlohmann::json summarize_batch(const GroupBatch& batch, int64_t step, const Toke
   reward.sum += batch.filtered_reward_sum;
   reward.count += batch.num_filtered_rewards;
   reward.write(metrics, "reward/mean");
+  baseline.write(metrics, "reward/baseline_mean");
   for (const auto& [name, mean] : by_name) mean.write(metrics, "reward/" + name + "/mean");
   if (best != nullptr) {
     metrics["reward/max"] = *best->total_reward;

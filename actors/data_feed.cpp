@@ -16,11 +16,11 @@ class DataState {
   data_actor::behavior_type start(DataSetup setup) {
     setup_ = std::move(setup);
     step_ = setup_.first_step;
-    cursor_ = setup_.source->cursor();
+    cursor_ = setup_.feed.cursor();
     return {
         [this](atom::trained, const StepReport& report) {
           step_ = report.step;
-          cursor_ = setup_.source->cursor();
+          cursor_ = setup_.feed.cursor();
           setup_.recorder->step(step_, nlohmann::json::parse(report.metrics_json), nlohmann::json(),
                                 nlohmann::json::array());
           const bool last = step_ >= setup_.num_steps;
@@ -76,10 +76,7 @@ class DataState {
   LocalBatch make_batch(int64_t step) {
     auto made = std::make_shared<TrainBatch>();
     made->step = step;
-    made->rows_by_rank.resize(static_cast<size_t>(setup_.num_ranks));
-    auto rows = setup_.source->next(setup_.num_rows_per_step);
-    for (size_t i = 0; i < rows.size(); ++i)
-      made->rows_by_rank[i % made->rows_by_rank.size()].push_back(std::move(rows[i]));
+    setup_.feed.fill(*made);
     return {std::move(made)};
   }
 

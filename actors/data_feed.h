@@ -1,9 +1,10 @@
-// The data actor of pre-training: batch source and run control in one; there is no other actor beside supervisor and
-// trainer.
+// The data actor of runs without generation: batch source and run control in one; there is no other actor beside
+// supervisor and trainer.
 #pragma once
 
 #include "actors/interfaces.h"
 #include "actors/run_recorder.h"
+#include "actors/train_batch.h"
 #include "training/text_source.h"
 
 namespace troupe {
@@ -12,9 +13,14 @@ using data_actor = run_control_actor::extend<
     // The batch of this train step.
     caf::replies_to<atom::batch, int64_t>::with<LocalBatch>>;
 
+/// Where batches come from, with a position that a checkpoint keeps.
+struct BatchFeed {
+  std::function<void(TrainBatch& batch)> fill;  // the next batch, moving on
+  std::function<TextCursor()> cursor;
+};
+
 struct DataSetup {
-  std::shared_ptr<TextSource> source;
-  int64_t num_ranks = 1, num_rows_per_step = 1;
+  BatchFeed feed;
   int64_t first_step = 0, num_steps = 1;
   int64_t save_interval = 0;
   bool save_at_end = false;

@@ -8,16 +8,23 @@ namespace {
 
 class EngineWork : public RolloutWork {
  public:
-  EngineWork(std::shared_ptr<const ModelSource> model, EngineOptions options, SamplingOptions sampling)
+  EngineWork(std::shared_ptr<const ModelSource> model, EngineOptions options, SamplingOptions sampling,
+             int64_t baseline_index)
       : model_(std::move(model)),
         sampling_(std::move(sampling)),
+        greedy_(sampling_),
+        baseline_index_(baseline_index),
         engine_(model_->config(), options, model_->tokenizer()) {
     at::set_num_threads(options.num_threads);
+    greedy_.temperature = 0;
   }
   void set_weights(WeightBoard::Pointer weights) override { engine_.set_weights(std::move(weights)); }
   int64_t version() const override { return engine_.version(); }
   void add(const WorkOrder& order, size_t index) override {
-    engine_.add({order.sample_ids[index], order.attempts[index], order.prompt_tokens, sampling_, order.metadata_json});
+    const auto id = order.sample_ids[index];
+    const bool is_baseline = static_cast<int64_t>(id % kSamplesPerGroupLimit) == baseline_index_;
+    engine_.add(
+        {id, order.attempts[index], order.prompt_tokens, is_baseline ? greedy_ : sampling_, order.metadata_json});
   }
   std::vector<Trajectory> step() override {
     const c10::InferenceMode inference;
@@ -28,15 +35,16 @@ class EngineWork : public RolloutWork {
 
  private:
   std::shared_ptr<const ModelSource> model_;
-  SamplingOptions sampling_;
+  SamplingOptions sampling_, greedy_;
+  int64_t baseline_index_;
   Engine engine_;
 };
 
 }  // namespace
 
 std::unique_ptr<RolloutWork> make_engine_work(std::shared_ptr<const ModelSource> model, EngineOptions options,
-                                              SamplingOptions sampling) {
-  return std::make_unique<EngineWork>(std::move(model), std::move(options), std::move(sampling));
+                                              SamplingOptions sampling, int64_t baseline_index) {
+  return std::make_unique<EngineWork>(std::move(model), std::move(options), std::move(sampling), baseline_index);
 }
 
 nlohmann::json evaluate_weights(const ModelSource& model, WeightBoard& board, const EvaluationOptions& evaluation,

@@ -6,8 +6,9 @@
 
 namespace troupe {
 
+/// The sample with index `baseline_index` of its group is made greedily (-1: none is).
 std::unique_ptr<RolloutWork> make_engine_work(std::shared_ptr<const ModelSource> model, EngineOptions options,
-                                              SamplingOptions sampling);
+                                              SamplingOptions sampling, int64_t baseline_index);
 
 /// Scores of the board's newest weights on held-out prompts: "evaluation/score" (mean), "evaluation/avg@k",
 /// "evaluation/pass@k" (share of prompts with a score of at least 1 in k samples), counts and time. An engine of its

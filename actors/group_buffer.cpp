@@ -82,12 +82,23 @@ void GroupBuffer::settle(uint64_t id) {
   const auto& group = groups_.at(id);
   if (!group.complete()) return;
   ++num_finalized_;
-  const bool graded = std::any_of(group.samples.begin(), group.samples.end(),
-                                  [](const auto& entry) { return entry.second.total_reward.has_value(); });
-  if (group.samples.empty())
+  int64_t num_left = 0, num_graded = 0;
+  bool has_baseline = !options_.has_baseline;
+  for (const auto& [sample_id, sample] : group.samples) {
+    const bool is_graded = sample.total_reward.has_value();
+    if (options_.has_baseline && sample_id == baseline_id(group)) {
+      has_baseline = is_graded;
+    } else {
+      ++num_left;
+      num_graded += is_graded;
+    }
+  }
+  if (num_left == 0)
     drop(id, "failed");
-  else if (!graded)
+  else if (num_graded == 0)
     drop(id, "no_reward");
+  else if (!has_baseline)
+    drop(id, "no_baseline");
   else if (options_.zero_variance == ZeroVariance::kRefill && has_zero_variance(group))
     drop(id, "zero_variance");
 }
@@ -153,7 +164,10 @@ std::optional<GroupBatch> GroupBuffer::take_batch() {
   }
   for (const auto id : places) {
     order_.erase(groups_.at(id).index);
-    batch.groups.push_back(std::move(groups_.extract(id).mapped()));
+    auto& group = batch.groups.emplace_back(std::move(groups_.extract(id).mapped()));
+    if (!options_.has_baseline) continue;
+    group.baseline = std::move(group.samples.extract(baseline_id(group)).mapped());
+    for (auto& [sample_id, sample] : group.samples) sample.baseline_reward = group.baseline->total_reward;
   }
   std::sort(batch.groups.begin(), batch.groups.end(), [](const auto& a, const auto& b) { return a.index < b.index; });
   batch.dropped = std::exchange(dropped_since_batch_, {});

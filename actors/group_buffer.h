@@ -2,6 +2,7 @@
 //
 //   admit ──> in flight ──put x n──> complete ──(place in the order)──> batch
 //                 └── give_up           ├── "failed": no sample left; "no_reward": nobody graded it     } slot is free
+//                                       ├── "no_baseline": its greedy sample has no reward              }
 //                 at once
 //                                       └── "zero_variance": all rewards equal                          }
 //
@@ -31,6 +32,7 @@ struct GroupBufferOptions {
   int64_t window = 1;               // W: a batch may take any complete group among the W oldest places
   ZeroVariance zero_variance = ZeroVariance::kDrop;
   int64_t max_refill_rounds = 4;
+  bool has_baseline = false;  // the last sample of each group is greedy: its reward is the others' baseline_reward
 };
 
 struct BufferedGroup {
@@ -39,6 +41,7 @@ struct BufferedGroup {
   int64_t expected = 0;                    // samples admitted
   std::map<uint64_t, Trajectory> samples;  // by sample id
   std::map<uint64_t, std::string> given_up;
+  std::optional<Trajectory> baseline;  // of a group that was handed out; stands in `samples` before
   bool complete() const { return static_cast<int64_t>(samples.size() + given_up.size()) == expected; }
 };
 
@@ -99,6 +102,9 @@ class GroupBuffer {
   void settle(uint64_t group);
   void drop(uint64_t group, const std::string& reason);
   void count_filtered(const BufferedGroup& group);
+  static uint64_t baseline_id(const BufferedGroup& group) {
+    return make_sample_id(group.group, static_cast<uint32_t>(group.expected - 1));
+  }
   int64_t judged_limit() const { return (1 + options_.max_refill_rounds) * options_.num_groups_per_step; }
 
   GroupBufferOptions options_;

@@ -2,6 +2,7 @@
 
 #include "actors/run_checkpoint.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "base/log.h"
 
 namespace troupe {
@@ -20,7 +21,11 @@ class LearnerShard : public ShardWork {
 
   nlohmann::json load() override {
     learner_.emplace(setup_.model->config(), groups_, setup_.options);
+    if (setup_.reference_pairs != nullptr) load_pair_reference();
     learner_->load([this](const std::string& name) { return setup_.model->read(name); });
+    if (setup_.reference != nullptr && setup_.reference_pairs == nullptr)
+      learner_->load_reference(setup_.reference->config(),
+                               [this](const std::string& name) { return setup_.reference->read(name); });
     if (!setup_.resume_from.empty()) load_checkpoint(setup_.resume_from, *learner_);
     writer_.emplace(
         groups_.shards(),
@@ -29,6 +34,7 @@ class LearnerShard : public ShardWork {
                                 .on_written = [observer = setup_.observer](const std::filesystem::path& path) {
                                   if (observer != nullptr) observer->say(concat("checkpoint written: ", path.string()));
                                 }});
+    if (setup_.critic != nullptr) load_critic();
     return {{"parameters", setup_.model->config().num_parameters()},
             {"steps", setup_.options.schedule.total_steps},
             {"first_step", learner_->step()},
@@ -39,11 +45,14 @@ class LearnerShard : public ShardWork {
 
   nlohmann::json train(const TrainBatch& batch) override {
     writer_->check();  // a save that failed in the background ends the run here
-    if (batch.rows_by_rank.empty()) return learner_->train_policy(batch.trajectories);
+    if (!batch.pairs.empty()) return learner_->train_preference(batch.pairs);
+    if (batch.rows_by_rank.empty())
+      return critic_ ? train_with_critic(batch) : nlohmann::json(learner_->train_policy(batch.trajectories));
     return learner_->train_language_model(batch.rows_by_rank.at(static_cast<size_t>(rank_)));
   }
 
   nlohmann::json validate(const TrainBatch& batch) override {
+    if (!batch.pairs.empty()) return learner_->evaluate_preference(batch.pairs);
     return learner_->evaluate_language_model(batch.rows_by_rank.at(static_cast<size_t>(rank_)));
   }
 
@@ -65,6 +74,9 @@ class LearnerShard : public ShardWork {
   nlohmann::json save(int64_t step, const StepDecision& decision) override {
     if (!groups_.is_first_replica()) return nlohmann::json::object();
     const auto begin = Clock::now();
+    if (critic_)
+      save_checkpoint({critic_checkpoints(setup_.folder), step, "{}", "", setup_.keep_latest_k}, *critic_, groups_,
+                      *critic_writer_);
     save_checkpoint(
         {setup_.folder / "checkpoints", step, decision.state_json, decision.groups.bytes, setup_.keep_latest_k},
         *learner_, groups_, *writer_);
@@ -74,27 +86,85 @@ class LearnerShard : public ShardWork {
 
   nlohmann::json write_model(const std::string& folder_name) override {
     if (!groups_.is_first_replica()) return nlohmann::json::object();
-    const auto weights = learner_->gather_weights(at::kFloat);
-    if (rank_ == 0) {
-      const auto folder = setup_.folder / folder_name;
-      std::filesystem::remove_all(folder);
-      const auto dtype = setup_.export_dtype == "bfloat16"  ? at::kBFloat16
-                         : setup_.export_dtype == "float16" ? at::kHalf
-                                                            : at::kFloat;
-      write_hf_folder(folder, setup_.model->config(), weights, dtype, setup_.model->reader());
-      log::info("model written to ", folder.string());
-    }
+    write_folder(*learner_, *setup_.model, setup_.folder / folder_name);
+    if (critic_ && folder_name == "model") write_folder(*critic_, *setup_.critic, setup_.folder / "critic" / "model");
     return nlohmann::json::object();
   }
 
   void abort(const std::string& reason) override { groups_.abort(reason); }
 
  private:
+  static std::filesystem::path critic_checkpoints(const std::filesystem::path& run) {
+    return run / "critic" / "checkpoints";
+  }
+
+  /// Its checkpoints lie beside the policy's and are written first and in the foreground: where a checkpoint of the
+  /// policy is whole, the critic's of that step is.
+  void load_critic() {
+    auto options = setup_.options;
+    options.optimizer.lr = setup_.critic_lr;
+    critic_.emplace(setup_.critic->config(), groups_, options);
+    critic_->load([this](const std::string& name) { return setup_.critic->read(name); });
+    critic_writer_.emplace(groups_.shards(),
+                           CheckpointWriterOptions{.is_async = false, .timeout = setup_.limit, .on_written = nullptr});
+    const auto& from = setup_.resume_from;
+    if (!from.empty())
+      load_checkpoint(critic_checkpoints(from.parent_path().parent_path()) / from.filename(), *critic_);
+  }
+
+  /// Values first, then both learn from the same advantages; at the start the critic alone.
+  nlohmann::json train_with_critic(const TrainBatch& batch) {
+    auto judged = batch.trajectories;
+    learner_->add_reference_log_probs(judged);
+    auto values = critic_->values(judged);
+    for (size_t s = 0; s < judged.size(); ++s) judged[s].values = std::move(values[s]);
+    const auto kl_coefficient = learner_->kl_coefficient();
+    nlohmann::json metrics = nlohmann::json::object();
+    if (batch.step > setup_.critic_warmup_steps) metrics = learner_->train_policy(judged);
+    for (const auto& [name, value] : critic_->train_values(judged, kl_coefficient)) metrics[name] = value;
+    return metrics;
+  }
+
+  void write_folder(Learner& learner, const ModelSource& source, const std::filesystem::path& folder) {
+    const auto weights = learner.gather_weights(at::kFloat);
+    if (rank_ != 0) return;
+    std::filesystem::remove_all(folder);
+    std::filesystem::create_directories(folder.parent_path());
+    const auto dtype = setup_.export_dtype == "bfloat16"  ? at::kBFloat16
+                       : setup_.export_dtype == "float16" ? at::kHalf
+                                                          : at::kFloat;
+    write_hf_folder(folder, source.config(), weights, dtype, source.reader());
+    log::info("model written to ", folder.string());
+  }
+
+  /// The learner's own memory holds the reference for as long as it is asked.
+  void load_pair_reference() {
+    const auto path = setup_.folder / "reference_log_probs.json";
+    PreferenceReference reference;
+    if (!setup_.resume_from.empty() && std::filesystem::exists(path)) {
+      for (const auto& entry : nlohmann::json::parse(read_file(path)))
+        reference[entry.at(0)] = {entry.at(1), entry.at(2)};
+    }
+    const auto& pairs = *setup_.reference_pairs;
+    const bool is_whole = std::all_of(pairs.begin(), pairs.end(),
+                                      [&](const PreferencePair& pair) { return reference.contains(pair.id); });
+    if (!is_whole) {
+      learner_->load([this](const std::string& name) { return setup_.reference->read(name); });
+      reference = learner_->preference_log_probs(pairs);
+      auto entries = nlohmann::json::array();
+      for (const auto& [id, sums] : reference) entries.push_back({id, sums.first, sums.second});
+      if (rank_ == 0) write_file_atomically(path, entries.dump());
+    }
+    learner_->set_preference_reference(std::move(reference));
+  }
+
   int rank_;
   LearnerShardSetup setup_;
   const RankGroups& groups_;
   std::optional<Learner> learner_;
   std::optional<CheckpointWriter> writer_;
+  std::optional<Learner> critic_;  // of advantage "gae"
+  std::optional<CheckpointWriter> critic_writer_;
 };
 
 }  // namespace

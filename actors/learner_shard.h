@@ -10,6 +10,13 @@ namespace troupe {
 
 struct LearnerShardSetup {
   std::shared_ptr<const ModelSource> model;
+  std::shared_ptr<const ModelSource> reference;  // frozen, for the KL of a policy or for pairs; null: none
+  /// DPO and IPO: every pair of the run; the reference's log-probs are computed once, before training, and kept in the
+  /// run folder for a resume.
+  std::shared_ptr<const std::vector<PreferencePair>> reference_pairs;
+  std::shared_ptr<const ModelSource> critic;  // a trained second model with one score; null: none
+  double critic_lr = 1e-5;
+  int64_t critic_warmup_steps = 0;
   LearnerOptions options;
   std::shared_ptr<std::vector<RankGroups>> groups;  // one a rank
   std::shared_ptr<WeightBoard> board;               // null: nothing is published (pre-training)

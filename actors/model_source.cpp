@@ -1,5 +1,6 @@
 #include "actors/model_source.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -82,12 +83,30 @@ ModelSource::ModelSource(ModelOptions options, uint64_t seed) : options_(std::mo
   if (!options_.chat_template_path.empty()) chat_template = read_file(options_.chat_template_path);
   tokenizer_ = open_tokenizer(reader_->text_files());
   if (!chat_template.empty()) template_ = std::make_unique<ChatTemplate>(chat_template);
+  if (options_.is_reward_model) become_reward_model();
   for (auto& spec : parameter_specs(config_)) specs_[spec.name] = spec;
+}
+
+void ModelSource::become_reward_model() {
+  require(config_.num_labels <= 1, options_.path, ": a classifier of ", config_.num_labels,
+          " labels; a reward model has one score");
+  has_fresh_head_ = config_.num_labels == 0;
+  config_.num_labels = 1;
+  config_.tie_word_embeddings = false;
+  // Readers look for the last token that is not padding: padding with a token that ends answers would hide the end.
+  auto& padding = config_.source["pad_token_id"];
+  const auto ends = stop_token_ids();
+  const auto is_end = [&](int64_t id) { return std::find(ends.begin(), ends.end(), id) != ends.end(); };
+  if (padding.is_number_integer() && !is_end(padding.get<int64_t>())) return;
+  int64_t id = 0;
+  while (is_end(id)) ++id;
+  padding = id;
 }
 
 void ModelSource::check_weights() const {
   if (options_.random_init) return;
   for (const auto& [name, spec] : specs_) {
+    if (has_fresh_head_ && name == "score.weight") continue;
     const auto found = reader_->tensors().find(name);
     require(found != reader_->tensors().end(), options_.path, ": tensor ", name, " is missing");
     require(found->second.shape == spec.shape, options_.path, ": tensor ", name,
@@ -96,7 +115,7 @@ void ModelSource::check_weights() const {
 }
 
 Tensor ModelSource::read(const std::string& name) const {
-  if (!options_.random_init) return reader_->read(name, at::kFloat);
+  if (!options_.random_init && !(has_fresh_head_ && name == "score.weight")) return reader_->read(name, at::kFloat);
   const auto& shape = specs_.at(name).shape;
   if (name.ends_with("bias")) return at::zeros(shape, at::kFloat);
   if (shape.size() == 1) return at::ones(shape, at::kFloat);

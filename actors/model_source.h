@@ -18,6 +18,9 @@ class ModelSource {
   /// Null where the model has none.
   const Tokenizer* tokenizer() const { return tokenizer_.get(); }
   const CheckpointReader* reader() const { return reader_.get(); }
+  /// Null where the model has none and no other was named.
+  const ChatTemplate* chat_template() const { return template_.get(); }
+  const nlohmann::json& tokenizer_config() const { return tokenizer_config_; }
   /// One parameter in fp32. Random ones depend on seed, name and place only: ones for norms, zeros for biases, else
   /// normal with the configuration's initializer_range. Thread-safe.
   Tensor read(const std::string& name) const;
@@ -29,6 +32,8 @@ class ModelSource {
   std::vector<int64_t> stop_token_ids() const;
 
  private:
+  void become_reward_model();
+
   ModelOptions options_;
   uint64_t seed_;
   ModelConfig config_;
@@ -37,6 +42,7 @@ class ModelSource {
   std::unique_ptr<ChatTemplate> template_;
   nlohmann::json tokenizer_config_;
   std::map<std::string, ParameterSpec> specs_;
+  bool has_fresh_head_ = false;  // a reward model that begins as a language model
 };
 
 }  // namespace troupe

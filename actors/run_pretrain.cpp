@@ -1,4 +1,5 @@
-// Builds the cast of a pre-training run (supervisor, trainer with its shards, data) and plays it.
+// Builds the cast of a run of the trainer alone (supervisor, trainer with its shards, data) and plays it: pre-training,
+// supervised fine-tuning, reward models, DPO.
 #include "actors/data_feed.h"
 #include "actors/learner_shard.h"
 #include "actors/run_setup.h"
@@ -9,69 +10,174 @@
 namespace troupe {
 namespace {
 
+/// Which part of the data: validation files of their own, or a share of the training files.
+struct Part {
+  std::vector<std::string> paths;
+  std::string split;
+};
+
+Part part_of(const TextDataOptions& data, bool validation) {
+  const bool own_files = !data.validation_paths.empty();
+  return {validation && own_files ? data.validation_paths : data.paths, own_files || data.validation_fraction <= 0
+                                                                            ? "all"
+                                                                        : validation ? "validation"
+                                                                                     : "train"};
+}
+
+int32_t eos_token_id(const ModelSource& model) {
+  const auto& ids = model.config().eos_token_ids;
+  return ids.empty() ? -1 : static_cast<int32_t>(ids.front());
+}
+
 TextSourceOptions text_options(const PretrainTopology& topology, const ModelSource& model, bool validation) {
   TextSourceOptions options;
   const auto& data = topology.data;
-  options.kind = data.kind;
+  const auto part = part_of(data, validation);
+  options.kind = topology.objective == TrainObjective::kChat ? "chat" : data.kind;
+  options.paths = part.paths;
+  options.split = part.split;
   options.text_field = data.text_field;
+  options.validation_fraction = data.validation_fraction;
   options.seed = data.seed;
   options.shuffle = data.shuffle;
+  options.skip_bad_lines = data.skip_bad_lines;
   options.num_tokens_per_row = topology.sequence_length;
   options.bos_token_id = static_cast<int32_t>(model.config().bos_token_id);
-  if (!model.config().eos_token_ids.empty())
-    options.eos_token_id = static_cast<int32_t>(model.config().eos_token_ids.front());
-  const bool own_files = !data.validation_paths.empty();
-  options.paths = validation && own_files ? data.validation_paths : data.paths;
-  options.split = own_files || data.validation_fraction <= 0 ? "all" : validation ? "validation" : "train";
-  options.validation_fraction = data.validation_fraction;
+  options.eos_token_id = eos_token_id(model);
   return options;
 }
 
-}  // namespace
+PreferenceSourceOptions pair_options(const PretrainTopology& topology, bool validation) {
+  PreferenceSourceOptions options;
+  const auto& data = topology.data;
+  const auto part = part_of(data, validation);
+  options.paths = part.paths;
+  options.split = part.split;
+  options.chosen_field = data.chosen_field;
+  options.rejected_field = data.rejected_field;
+  options.margin_field = data.margin_field;
+  options.max_tokens = topology.sequence_length;
+  options.validation_fraction = data.validation_fraction;
+  options.seed = data.seed;
+  options.shuffle = data.shuffle;
+  options.skip_bad_lines = data.skip_bad_lines;
+  return options;
+}
 
-int run_pretrain(const PretrainTopology& topology) {
-  const int threads = topology.threads > 0 ? topology.threads : num_usable_cores();
+void deal(std::vector<LanguageModelBatch> rows, int num_ranks, TrainBatch& batch) {
+  batch.rows_by_rank.resize(static_cast<size_t>(num_ranks));
+  for (size_t i = 0; i < rows.size(); ++i)
+    batch.rows_by_rank[i % batch.rows_by_rank.size()].push_back(std::move(rows[i]));
+}
+
+/// The run's data: a feed of batches, the batch of the validation, and all pairs that a reference is asked about.
+struct RunData {
+  BatchFeed feed;
+  std::function<void(const TextCursor&)> seek;
+  LocalBatch validation;  // null: none
+  std::shared_ptr<const std::vector<PreferencePair>> pairs;
+};
+
+RunData open_rows(const PretrainTopology& topology, const std::shared_ptr<const ModelSource>& model,
+                  const std::shared_ptr<const ChatDocuments>& chats, bool has_validation) {
+  const auto& tokenizer = *model->tokenizer();
+  const auto source = std::make_shared<TextSource>(text_options(topology, *model, false), tokenizer, chats.get());
+  const auto num_rows = topology.num_tokens_per_train_step / topology.sequence_length;
+  RunData data;
+  // The source reads through the tokenizer and the chats for as long as it lives.
+  data.feed.fill = [source, model, chats, num_rows, num_ranks = topology.num_ranks](TrainBatch& batch) {
+    deal(source->next(num_rows), num_ranks, batch);
+  };
+  data.feed.cursor = [source] { return source->cursor(); };
+  data.seek = [source](const TextCursor& cursor) { source->seek(cursor); };
+  if (has_validation) {
+    const TextSource held_out(text_options(topology, *model, true), tokenizer, chats.get());
+    auto made = std::make_shared<TrainBatch>();
+    deal(held_out.one_pass(topology.num_validation_tokens), topology.num_ranks, *made);
+    data.validation.batch = std::move(made);
+  }
+  return data;
+}
+
+RunData open_pairs(const PretrainTopology& topology, const ChatDocuments& chats, bool has_validation) {
+  const auto source = std::make_shared<PreferenceSource>(pair_options(topology, false), chats);
+  auto all = std::make_shared<std::vector<PreferencePair>>(source->pairs());
+  RunData data;
+  data.feed.fill = [source, num_pairs = topology.num_pairs_per_train_step](TrainBatch& batch) {
+    batch.pairs = source->next(num_pairs);
+  };
+  data.feed.cursor = [source] { return source->cursor(); };
+  data.seek = [source](const TextCursor& cursor) { source->seek(cursor); };
+  if (has_validation) {
+    const PreferenceSource held_out(pair_options(topology, true), chats);
+    auto made = std::make_shared<TrainBatch>();
+    const auto& pairs = held_out.pairs();
+    const auto num_pairs = std::min(pairs.size(), static_cast<size_t>(topology.num_validation_pairs));
+    made->pairs.assign(pairs.begin(), pairs.begin() + static_cast<ptrdiff_t>(num_pairs));
+    all->insert(all->end(), made->pairs.begin(), made->pairs.end());
+    data.validation.batch = std::move(made);
+  }
+  if (topology.learner.preference.loss != "bradley-terry") data.pairs = std::move(all);
+  return data;
+}
+
+RunData open_data(const PretrainTopology& topology, const std::shared_ptr<const ModelSource>& model) {
+  const bool has_validation = topology.num_validation_tokens > 0 &&
+                              (!topology.data.validation_paths.empty() || topology.data.validation_fraction > 0);
+  std::shared_ptr<const ChatDocuments> chats;
+  if (topology.objective != TrainObjective::kText)
+    chats = std::make_shared<const ChatDocuments>(*model->tokenizer(), model->chat_template(),
+                                                  model->tokenizer_config(), eos_token_id(*model), topology.data.chat);
+  return topology.objective == TrainObjective::kPreference ? open_pairs(topology, *chats, has_validation)
+                                                           : open_rows(topology, model, chats, has_validation);
+}
+
+void check(const PretrainTopology& topology) {
+  if (topology.objective == TrainObjective::kPreference) return check_preference(topology.learner.preference);
   const auto rows = topology.num_tokens_per_train_step / topology.sequence_length;
   if (rows < topology.num_ranks)
     throw UsageError(concat("training.num_tokens_per_train_step = ", topology.num_tokens_per_train_step, " gives ",
                             rows, " rows of ", topology.sequence_length, " tokens for ", topology.num_ranks,
                             " ranks: at least one each is needed"));
+}
+
+}  // namespace
+
+int run_pretrain(const PretrainTopology& topology) {
+  check(topology);
+  const int threads = topology.threads > 0 ? topology.threads : num_usable_cores();
   const auto observer = std::make_shared<ObserverGate>(topology.observer);
   const auto trace = std::make_shared<Trace>(topology.metrics.enable_trace);
   const auto model = std::make_shared<const ModelSource>(topology.model, topology.run.seed);
   model->check_weights();
   require(model->tokenizer() != nullptr, topology.model.path, ": no tokenizer, which text needs");
-  const auto source = std::make_shared<TextSource>(text_options(topology, *model, false), *model->tokenizer());
+  const auto data = open_data(topology, model);
+  std::shared_ptr<const ModelSource> reference;
+  if (data.pairs != nullptr) {
+    reference = topology.reference.path.empty() || topology.reference.path == topology.model.path
+                    ? model
+                    : std::make_shared<const ModelSource>(topology.reference, topology.run.seed);
+    reference->check_weights();
+  }
   const auto resumed = find_resume(topology.checkpoint, topology.run.folder);
   int64_t first_step = 0;
   double time_s = 0;
   if (resumed) {
     first_step = resumed->state.at("step");
     time_s = resumed->state.value("time_s", 0.0);
-    source->seek(resumed->state.at("cursor").get<TextCursor>());
+    data.seek(resumed->state.at("cursor").get<TextCursor>());
   }
   const auto folder = open_run_folder(topology.run, resumed ? first_step : -1);
   if (resumed) observer->say(concat("resuming after step ", first_step, " from ", resumed->path.string()));
   const auto recorder = std::make_shared<RunRecorder>(folder, trace, observer, topology.run.seed);
   recorder->set_time_before(time_s);
-
-  LocalBatch validation;
-  const bool has_validation = topology.num_validation_tokens > 0 &&
-                              (!topology.data.validation_paths.empty() || topology.data.validation_fraction > 0);
-  if (has_validation) {
-    const TextSource held_out(text_options(topology, *model, true), *model->tokenizer());
-    auto made = std::make_shared<TrainBatch>();
-    made->rows_by_rank.resize(static_cast<size_t>(topology.num_ranks));
-    auto all = held_out.one_pass(topology.num_validation_tokens);
-    for (size_t i = 0; i < all.size(); ++i)
-      made->rows_by_rank[i % made->rows_by_rank.size()].push_back(std::move(all[i]));
-    validation.batch = std::move(made);
-  }
   const auto limit = milliseconds_of(topology.limits.request_timeout_s);
   auto shard = shard_setup(topology.learner, topology.run, topology.checkpoint, topology.num_ranks,
                            topology.num_replicas, threads, limit);
   shard.model = model;
   shard.observer = observer;
+  shard.reference = reference;
+  shard.reference_pairs = data.pairs;
   if (resumed) shard.resume_from = resumed->path;
 
   CastList cast;
@@ -79,15 +185,13 @@ int run_pretrain(const PretrainTopology& topology) {
   cast.observer = observer;
   cast.start_data = [=](caf::actor_system& system) {
     DataSetup setup;
-    setup.source = source;
-    setup.num_ranks = topology.num_ranks;
-    setup.num_rows_per_step = rows;
+    setup.feed = data.feed;
     setup.first_step = first_step;
     setup.num_steps = topology.run.steps;
     setup.save_interval = topology.checkpoint.enable ? topology.checkpoint.interval : 0;
     setup.save_at_end = topology.checkpoint.enable;
     setup.validation_interval = topology.validation_interval;
-    setup.validate = has_validation;
+    setup.validate = data.validation.batch != nullptr;
     setup.recorder = recorder;
     const auto data = spawn_data(system, std::move(setup));
     return std::pair<batch_source_actor, run_control_actor>(data, data);
@@ -101,7 +205,7 @@ int run_pretrain(const PretrainTopology& topology) {
     setup.observer = observer;
     setup.first_step = first_step;
     setup.write_model = topology.checkpoint.last_save_in_hf;
-    setup.validation = validation;
+    setup.validation = data.validation;
     setup.limit = limit;
     return spawn_trainer(system, std::move(batches), std::move(control), std::move(supervisor), std::move(setup));
   };

@@ -31,6 +31,33 @@ void check(const RlTopology& t) {
   if (t.rollout.num_workers < 1) throw UsageError("rollout.num_workers must be at least 1");
 }
 
+/// The frozen model that the algorithm's KL is measured against; null where there is no KL.
+std::shared_ptr<const ModelSource> load_reference(const RlTopology& topology,
+                                                  const std::shared_ptr<const ModelSource>& model) {
+  if (!needs_reference(topology.learner.algorithm)) return nullptr;
+  const auto& options = topology.reference;
+  if (options.path.empty() || options.path == topology.model.path) return model;
+  auto reference = std::make_shared<const ModelSource>(options, topology.run.seed);
+  reference->check_weights();
+  require(reference->config().vocab_size == model->config().vocab_size, "reference.path = ", options.path,
+          ": its vocabulary of ", reference->config().vocab_size, " tokens is not the ", model->config().vocab_size,
+          " of model.path");
+  return reference;
+}
+
+/// The critic that the algorithm's values come from; null where it needs none.
+std::shared_ptr<const ModelSource> load_critic(const RlTopology& topology, const ModelSource& model) {
+  if (!needs_critic(topology.learner.algorithm)) return nullptr;
+  auto options = topology.critic.model.path.empty() ? topology.model : topology.critic.model;
+  options.is_reward_model = true;
+  auto critic = std::make_shared<const ModelSource>(options, topology.run.seed);
+  critic->check_weights();
+  require(critic->config().vocab_size == model.config().vocab_size, "critic.path = ", options.path,
+          ": its vocabulary of ", critic->config().vocab_size, " tokens is not the ", model.config().vocab_size,
+          " of model.path");
+  return critic;
+}
+
 }  // namespace
 
 int run_rl(const RlTopology& topology) {
@@ -41,6 +68,8 @@ int run_rl(const RlTopology& topology) {
   const auto model = std::make_shared<const ModelSource>(topology.model, topology.run.seed);
   model->check_weights();
   require(model->tokenizer() != nullptr, topology.model.path, ": no tokenizer, which RL needs");
+  const auto reference = load_reference(topology, model);
+  const auto critic = load_critic(topology, *model);
   const std::shared_ptr<const PromptSource> prompts = make_prompt_source(topology.data);
   for (const auto& reward : topology.rewards)
     make_reward_function(reward);  // wrong settings are found before anything starts
@@ -69,9 +98,13 @@ int run_rl(const RlTopology& topology) {
   const auto stop_evaluation = std::make_shared<std::atomic<bool>>(false);
   const AdmissionOptions admission{topology.async_loop.num_prompts_per_train_step,
                                    topology.async_loop.target_offpolicy_steps, topology.async_loop.window_groups};
+  // One more sample a group where the algorithm compares with a greedy one: the last of its ids.
+  const bool has_baseline = needs_baseline_sample(topology.learner.algorithm);
+  const auto num_samples_per_group = topology.async_loop.num_samples_per_prompt + (has_baseline ? 1 : 0);
+  const auto baseline_index = has_baseline ? topology.async_loop.num_samples_per_prompt : -1;
   GroupBufferOptions buffer_options{admission.num_groups_per_step, admission.window,
                                     parse_zero_variance(topology.learner.algorithm.zero_variance),
-                                    topology.async_loop.max_refill_rounds};
+                                    topology.async_loop.max_refill_rounds, has_baseline};
   std::vector<uint64_t> live;
   for (const auto& one : state.live) live.push_back(one.group);
   const auto saved_groups = resumed ? resumed->groups : std::string();
@@ -105,7 +138,7 @@ int run_rl(const RlTopology& topology) {
     setup.work = {
         topology.run.deterministic ? GroupToWorker::kFixed : parse_group_to_worker(topology.rollout.group_to_worker),
         topology.rollout.num_workers, topology.limits.max_attempts};
-    setup.num_samples_per_group = topology.async_loop.num_samples_per_prompt;
+    setup.num_samples_per_group = num_samples_per_group;
     setup.num_steps = topology.run.steps;
     setup.save_interval = topology.checkpoint.enable ? topology.checkpoint.interval : 0;
     setup.save_at_end = topology.checkpoint.enable;
@@ -138,11 +171,11 @@ int run_rl(const RlTopology& topology) {
   };
   cast.start_rollout = [=](caf::actor_system& system, int worker, director_actor director, reward_actor reward) {
     RolloutSetup setup;
-    setup.make_work = [=](int) { return make_engine_work(model, engine, sampling); };
+    setup.make_work = [=](int) { return make_engine_work(model, engine, sampling, baseline_index); };
     setup.board = board;
     setup.trace = trace;
-    setup.credit = engine.max_sequences + static_cast<int>(std::min<int64_t>(topology.async_loop.num_samples_per_prompt,
-                                                                             engine.max_sequences));
+    setup.credit =
+        engine.max_sequences + static_cast<int>(std::min<int64_t>(num_samples_per_group, engine.max_sequences));
     setup.score_limit = std::min(limit, milliseconds_of(score_limit_s));
     return spawn_rollout(system, worker, std::move(director), std::move(reward), std::move(setup));
   };
@@ -153,6 +186,10 @@ int run_rl(const RlTopology& topology) {
     auto ranks = shard;
     ranks.model = model;
     ranks.observer = observer;
+    ranks.reference = reference;
+    ranks.critic = critic;
+    ranks.critic_lr = topology.critic.lr;
+    ranks.critic_warmup_steps = topology.critic.warmup_steps;
     ranks.board = board;
     ranks.publish_dtype = dtype;
     ranks.options.algorithm.temperature = sampling.temperature;
@@ -176,6 +213,8 @@ int run_rl(const RlTopology& topology) {
 nlohmann::json describe(const RlTopology& topology) {
   const ModelSource model(topology.model, topology.run.seed);
   auto memory = describe_memory(model.config(), topology.num_ranks, topology.num_replicas, topology.checkpoint);
+  if (needs_reference(topology.learner.algorithm)) memory["reference weights"] = model.config().num_parameters() * 4;
+  if (needs_critic(topology.learner.algorithm)) memory["critic"] = model.config().num_parameters() * 16;
   const auto bytes_per_value = compute_dtype(topology.rollout.dtype) == at::kBFloat16 ? 2 : 4;
   memory["rollout weights"] =
       model.config().num_parameters() * bytes_per_value * 2;  // the newest and the one being replaced
@@ -196,6 +235,7 @@ nlohmann::json describe(const RlTopology& topology) {
             {"evaluator", topology.evaluation.enable ? 1 : 0},
             {"supervisor", 1}}},
           {"parameters", c.num_parameters()},
+          {"algorithm", topology.learner.algorithm.name},
           {"staleness_bound",
            AdmissionLedger({topology.async_loop.num_prompts_per_train_step, topology.async_loop.target_offpolicy_steps,
                             topology.async_loop.window_groups})

@@ -13,6 +13,7 @@
 #include "rollout/engine.h"
 #include "rollout/reward.h"
 #include "training/learner.h"
+#include "training/preference_source.h"
 #include "training/prompt_source.h"
 
 namespace troupe {
@@ -32,6 +33,7 @@ struct ModelOptions {
   std::string path;                // Hugging Face folder or GGUF file
   bool random_init = false;        // weights from seeded random numbers instead of the file
   std::string chat_template_path;  // data.chat_template; "" = the model's own
+  bool is_reward_model = false;    // one score a sequence; a language model gets a fresh head
 };
 
 /// checkpoint.*
@@ -43,6 +45,13 @@ struct CheckpointOptions {
   std::string resume = "auto";  // "auto", "never" or a folder
   bool last_save_in_hf = true;  // writes <folder>/model at the end
   std::string export_dtype = "float32";
+};
+
+/// critic.*; read where the algorithm needs values.
+struct CriticOptions {
+  ModelOptions model;        // path empty: the policy's; a language model gets a fresh head
+  double lr = 1e-5;          // the other optimizer settings are the policy's
+  int64_t warmup_steps = 0;  // train steps at the start in which only the critic learns
 };
 
 /// async_loop.* and the filters of the buffer (algorithm.zero_variance is in LearnerOptions).
@@ -109,6 +118,8 @@ class RunObserver {
 struct RlTopology {
   RunOptions run;
   ModelOptions model;
+  ModelOptions reference;  // read where the algorithm measures a KL; path empty: `model`
+  CriticOptions critic;
   LearnerOptions learner;
   PromptSourceOptions data;
   AsyncLoopOptions async_loop;
@@ -126,27 +137,41 @@ struct RlTopology {
   RunObserver* observer = nullptr;
 };
 
-/// Text for pre-training (training/text_source.h reads it).
+/// Text, chats or pairs for the trainer alone (training/text_source.h and preference_source.h read them).
 struct TextDataOptions {
-  std::string kind = "text";  // "text", "jsonl"
+  std::string kind = "text";  // "text", "jsonl"; "chat" and "preference" follow from the objective
   std::vector<std::string> paths;
   std::string text_field = "text";
+  ChatDocumentOptions chat;  // of chats, and the prompts of pairs
+  std::string chosen_field = "chosen", rejected_field = "rejected", margin_field = "margin";
+  bool skip_bad_lines = false;
   std::vector<std::string> validation_paths;  // empty: validation_fraction of the training text
   double validation_fraction = 0.05;
   uint64_t seed = 0;
   bool shuffle = true;
 };
 
-/// One pre-training run: supervisor, trainer with its shards, data. No other actor.
+/// What the trainer alone learns from.
+enum class TrainObjective {
+  kText,        // pre-training
+  kChat,        // supervised fine-tuning: the assistant's turns
+  kPreference,  // pairs, by LearnerOptions::preference: a reward model, DPO or IPO
+};
+
+/// One run of the trainer alone: supervisor, trainer with its shards, data. No other actor.
 struct PretrainTopology {
+  TrainObjective objective = TrainObjective::kText;
   RunOptions run;
   ModelOptions model;
+  ModelOptions reference;  // DPO and IPO; path empty: `model`
   LearnerOptions learner;
   TextDataOptions data;
   int64_t sequence_length = 512;  // training.max_context_length
   int64_t num_tokens_per_train_step = 4096;
   int64_t validation_interval = 0;        // train steps; 0: at start and end only
-  int64_t num_validation_tokens = 65536;  // at most
+  int64_t num_validation_tokens = 65536;  // at most; 0: no validation
+  int64_t num_pairs_per_train_step = 16;
+  int64_t num_validation_pairs = 512;  // at most
   CheckpointOptions checkpoint;
   LimitOptions limits;
   MetricsOptions metrics;

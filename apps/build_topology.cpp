@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "apps/algorithm_keys.h"
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/text.h"
@@ -39,38 +40,62 @@ ModelOptions model_options(const Config& config) {
   return model;
 }
 
-AlgorithmOptions algorithm_options(const Config& config) {
-  AlgorithmOptions algorithm;
-  algorithm.name = config.string("algorithm.name");
-  algorithm.advantage_std = config.string("algorithm.advantage_std");
-  algorithm.clip_low = config.number("algorithm.clip_low");
-  algorithm.clip_high = config.number("algorithm.clip_high");
-  algorithm.dual_clip = config.number("algorithm.dual_clip");
-  if (algorithm.dual_clip != 0 && algorithm.dual_clip <= 1)
-    refuse(config, "algorithm.dual_clip", "is above 1, or 0 for off");
-  algorithm.aggregation = config.string("algorithm.aggregation");
-  algorithm.constant_length = config.number("algorithm.constant_length");
-  if (algorithm.aggregation == "constant" && algorithm.constant_length <= 0)
-    refuse(config, "algorithm.constant_length", "aggregation \"constant\" needs a length above 0");
-  algorithm.kl_coefficient = config.number("algorithm.kl_coefficient");
-  algorithm.kl_estimator = config.string("algorithm.kl_estimator");
-  algorithm.kl_in = config.string("algorithm.kl_in");
-  algorithm.zero_variance = config.string("algorithm.zero_variance");
-  algorithm.overlong = config.string("algorithm.overlong");
-  algorithm.num_epochs = config.integer("algorithm.num_epochs");
-  algorithm.num_minibatches = config.integer("algorithm.num_minibatches");
-  if (algorithm.num_minibatches > config.integer("async_loop.num_prompts_per_train_step")) {
+/// What the algorithm asks of the batch and of the models beside the policy.
+void check_algorithm_setting(const Config& config, const AlgorithmOptions& algorithm) {
+  const auto num_groups = config.integer("async_loop.num_prompts_per_train_step");
+  const auto num_samples = config.integer("async_loop.num_samples_per_prompt");
+  if (algorithm.num_minibatches > num_groups) {
     refuse(config, "algorithm.num_minibatches",
-           concat("a batch of ", config.integer("async_loop.num_prompts_per_train_step"),
-                  " groups (async_loop.num_prompts_per_train_step) has fewer"));
+           concat("a batch of ", num_groups, " groups (async_loop.num_prompts_per_train_step) has fewer"));
   }
-  algorithm.old_log_probs = config.string("algorithm.old_log_probs");
-  algorithm.entropy_coefficient = config.number("algorithm.entropy_coefficient");
-  algorithm.temperature = config.number("sampling.temperature");
-  return algorithm;
+  if (num_samples < 2 && needs_groups(algorithm)) {
+    refuse(config, "async_loop.num_samples_per_prompt",
+           concat("algorithm.advantage = \"", algorithm.advantage,
+                  "\" compares the samples of a prompt: needs at least 2"));  // B149
+  }
+  if (num_samples < 2 && algorithm.zero_variance != "keep") {
+    refuse(config, "async_loop.num_samples_per_prompt",
+           concat("one reward never differs, so algorithm.zero_variance = \"", algorithm.zero_variance,
+                  "\" would leave out every group: needs at least 2, or \"keep\""));
+  }
+  const auto max_new_tokens = config.integer("sampling.max_new_tokens");
+  if (algorithm.overlong == "penalty" && algorithm.overlong_max_tokens - algorithm.overlong_buffer >= max_new_tokens) {
+    refuse(config, "algorithm.overlong_max_tokens",
+           concat("the punishment begins at ", algorithm.overlong_max_tokens - algorithm.overlong_buffer,
+                  " tokens, which sampling.max_new_tokens = ", max_new_tokens, " never passes"));
+  }
 }
 
-LearnerOptions learner_options(const Config& config) {
+ModelOptions reference_options(const Config& config, const ModelOptions& model, const AlgorithmOptions& algorithm) {
+  ModelOptions reference = model;
+  const auto path = config.string("reference.path");
+  if (path.empty()) return reference;
+  if (!needs_reference(algorithm)) refuse(config, "reference.path", "algorithm.kl_coefficient = 0 asks for none");
+  if (!std::filesystem::exists(path)) refuse(config, "reference.path", "there is no such file or folder");
+  reference.path = path;
+  reference.random_init = false;
+  return reference;
+}
+
+CriticOptions critic_options(const Config& config, const ModelOptions& model, const AlgorithmOptions& algorithm) {
+  CriticOptions critic;
+  critic.model = model;
+  critic.lr = config.number("critic.lr");
+  critic.warmup_steps = config.integer("critic.warmup_steps");
+  for (const char* name : {"critic.path", "critic.lr", "critic.warmup_steps"}) {
+    if (!config.is_default(name) && !needs_critic(algorithm))
+      refuse(config, name, concat("algorithm.advantage = \"", algorithm.advantage, "\" has no critic"));
+  }
+  const auto path = config.string("critic.path");
+  if (path.empty()) return critic;
+  if (!std::filesystem::exists(path)) refuse(config, "critic.path", "there is no such file or folder");
+  critic.model.path = path;
+  critic.model.random_init = false;
+  return critic;
+}
+
+/// `num_updates`: optimizer steps of one train step, for the length of the schedule.
+LearnerOptions learner_options(const Config& config, int64_t num_updates) {
   LearnerOptions learner;
   learner.optimizer.name = config.string("optimizer.name");
   learner.optimizer.lr = config.number("optimizer.lr");
@@ -82,9 +107,8 @@ LearnerOptions learner_options(const Config& config) {
   learner.optimizer.eps = config.number("optimizer.eps");
   learner.optimizer.weight_decay = config.number("optimizer.weight_decay");
   learner.schedule.warmup_steps = config.integer("lr_scheduler.warmup_steps");
-  learner.schedule.total_steps = config.integer_or(
-      "lr_scheduler.total_steps", config.integer("training.steps") * config.integer("algorithm.num_epochs") *
-                                      config.integer("algorithm.num_minibatches"));
+  learner.schedule.total_steps =
+      config.integer_or("lr_scheduler.total_steps", config.integer("training.steps") * num_updates);
   if (learner.schedule.warmup_steps > learner.schedule.total_steps) {
     refuse(config, "lr_scheduler.warmup_steps",
            concat("is more than the schedule's ", learner.schedule.total_steps, " steps"));
@@ -275,37 +299,46 @@ RolloutOptions rollout_options(const Config& config) {
   return rollout;
 }
 
-}  // namespace
+TextDataOptions text_data_options(const Config& config, const std::string& kind, const std::string& command) {
+  TextDataOptions data;
+  const auto given = config.string("data.kind");
+  if (kind != "text" && given != kind && given != "jsonl")
+    refuse(config, "data.kind", concat(command, " takes ", kind));
+  if (kind == "text" && given != "text" && given != "jsonl")
+    refuse(config, "data.kind", concat(command, " takes text or jsonl"));
+  data.kind = given;
+  data.paths = config.strings("data.paths");
+  if (data.paths.empty()) refuse(config, "data.paths", concat(command, " needs at least one file"));
+  check_paths(config, "data.paths");
+  data.text_field = config.string("data.text_field");
+  data.chat.messages_field = config.string("data.messages_field");
+  data.chat.prompt_field = config.string("data.prompt_field");
+  data.chat.completion_field = config.string("data.completion_field");
+  data.chat.system = config.string("data.system");
+  data.chat.turns = config.string("data.assistant_turns") == "all" ? AssistantTurns::kAll : AssistantTurns::kLast;
+  data.chosen_field = config.string("data.chosen_field");
+  data.rejected_field = config.string("data.rejected_field");
+  data.margin_field = config.string("data.margin_field");
+  data.skip_bad_lines = config.boolean("data.skip_bad_lines");
+  if (!config.string("data.validation").empty()) {
+    data.validation_paths = {config.string("data.validation")};
+    if (!std::filesystem::is_regular_file(config.string("data.validation")))
+      refuse(config, "data.validation", "there is no such file");
+  }
+  data.seed = static_cast<uint64_t>(config.integer_or("data.seed", config.integer("run.seed")));
+  return data;
+}
 
-RlTopology build_rl_topology(const Config& config) {
-  RlTopology topology;
+/// What every run of the trainer alone has.
+PretrainTopology trainer_topology(const Config& config, const std::string& kind, const std::string& command) {
+  PretrainTopology topology;
   topology.run = run_options(config);
   topology.model = model_options(config);
   std::tie(topology.num_ranks, topology.num_replicas) = ranks_and_replicas(config);
-  topology.learner = learner_options(config);
-  topology.learner.algorithm = algorithm_options(config);
-  topology.data = prompt_options(config);
-  topology.async_loop.target_offpolicy_steps = config.integer("async_loop.target_offpolicy_steps");
-  topology.async_loop.window_groups = config.integer("async_loop.window_groups");
-  topology.async_loop.num_prompts_per_train_step = config.integer("async_loop.num_prompts_per_train_step");
-  topology.async_loop.num_samples_per_prompt = config.integer("async_loop.num_samples_per_prompt");
-  topology.async_loop.max_refill_rounds = config.integer("algorithm.max_refill_rounds");
-  if (topology.async_loop.num_samples_per_prompt < 2) {
-    refuse(config, "async_loop.num_samples_per_prompt",
-           "group advantages compare the samples of a prompt: needs at least 2");  // B149
-  }
-  if (topology.run.deterministic && topology.async_loop.target_offpolicy_steps != 0) {
-    refuse(config, "run.deterministic",
-           concat("needs async_loop.target_offpolicy_steps = 0, not ", topology.async_loop.target_offpolicy_steps));
-  }
-  topology.rollout = rollout_options(config);
-  if (topology.run.deterministic && config.is_default("rollout.group_to_worker"))
-    topology.rollout.group_to_worker = "fixed";
-  if (topology.run.deterministic && topology.rollout.group_to_worker != "fixed")
-    refuse(config, "rollout.group_to_worker", "run.deterministic needs \"fixed\"");
-  topology.sampling = sampling_options(config);
-  topology.rewards = reward_options(config);
-  topology.evaluation = evaluation_options(config, topology.data);
+  topology.learner = learner_options(config, 1);
+  topology.data = text_data_options(config, kind, command);
+  topology.sequence_length = config.integer("training.max_context_length");
+  topology.validation_interval = config.integer("evaluation.interval");
   topology.checkpoint = checkpoint_options(config);
   topology.limits = limit_options(config);
   topology.metrics = metrics_options(config);
@@ -313,25 +346,8 @@ RlTopology build_rl_topology(const Config& config) {
   return topology;
 }
 
-PretrainTopology build_pretrain_topology(const Config& config) {
-  PretrainTopology topology;
-  topology.run = run_options(config);
-  topology.model = model_options(config);
-  std::tie(topology.num_ranks, topology.num_replicas) = ranks_and_replicas(config);
-  topology.learner = learner_options(config);
-  topology.data.kind = config.string("data.kind");
-  if (topology.data.kind == "arithmetic") refuse(config, "data.kind", "is for RL; pre-training takes text or jsonl");
-  topology.data.paths = config.strings("data.paths");
-  if (topology.data.paths.empty()) refuse(config, "data.paths", "pre-training needs at least one file");
-  check_paths(config, "data.paths");
-  topology.data.text_field = config.string("data.text_field");
-  if (!config.string("data.validation").empty()) {
-    topology.data.validation_paths = {config.string("data.validation")};
-    if (!std::filesystem::is_regular_file(config.string("data.validation")))
-      refuse(config, "data.validation", "there is no such file");
-  }
-  topology.data.seed = static_cast<uint64_t>(config.integer_or("data.seed", config.integer("run.seed")));
-  topology.sequence_length = config.integer("training.max_context_length");
+/// Rows of the context's length, in whole micro-batches of every rank.
+void set_row_tokens(const Config& config, PretrainTopology& topology) {
   const auto microbatch = config.integer("training.num_tokens_per_microbatch_per_dp_rank");
   if (microbatch < topology.sequence_length) {
     refuse(config, "training.num_tokens_per_microbatch_per_dp_rank",
@@ -344,11 +360,88 @@ PretrainTopology build_pretrain_topology(const Config& config) {
            concat("is not a multiple of ", microbatch, " tokens a micro-batch * ", topology.num_ranks,
                   " ranks = ", microbatch * topology.num_ranks));
   }
-  topology.validation_interval = config.integer("evaluation.interval");
+}
+
+void set_preferences(const Config& config, PretrainTopology& topology, bool is_reward_model) {
+  topology.objective = TrainObjective::kPreference;
+  topology.num_pairs_per_train_step = config.integer("preference.num_pairs_per_train_step");
+  auto& preference = topology.learner.preference;
+  preference.loss = is_reward_model ? "bradley-terry" : config.string("preference.loss");
+  preference.center = config.number("preference.center");
+  if (is_reward_model) return;  // beta and label_smoothing are a policy's
+  preference.beta = config.number("preference.beta");
+  preference.label_smoothing = config.number("preference.label_smoothing");
+}
+
+}  // namespace
+
+RlTopology build_rl_topology(const Config& config) {
+  RlTopology topology;
+  topology.run = run_options(config);
+  topology.model = model_options(config);
+  std::tie(topology.num_ranks, topology.num_replicas) = ranks_and_replicas(config);
+  topology.sampling = sampling_options(config);
+  const auto algorithm = algorithm_options(config);
+  topology.learner = learner_options(config, algorithm.num_epochs * algorithm.num_minibatches);
+  topology.learner.algorithm = algorithm;
+  check_algorithm_setting(config, topology.learner.algorithm);
+  topology.reference = reference_options(config, topology.model, topology.learner.algorithm);
+  topology.critic = critic_options(config, topology.model, topology.learner.algorithm);
+  topology.data = prompt_options(config);
+  topology.async_loop.target_offpolicy_steps = config.integer("async_loop.target_offpolicy_steps");
+  topology.async_loop.window_groups = config.integer("async_loop.window_groups");
+  topology.async_loop.num_prompts_per_train_step = config.integer("async_loop.num_prompts_per_train_step");
+  topology.async_loop.num_samples_per_prompt = config.integer("async_loop.num_samples_per_prompt");
+  topology.async_loop.max_refill_rounds = config.integer("algorithm.max_refill_rounds");
+  if (topology.run.deterministic && topology.async_loop.target_offpolicy_steps != 0) {
+    refuse(config, "run.deterministic",
+           concat("needs async_loop.target_offpolicy_steps = 0, not ", topology.async_loop.target_offpolicy_steps));
+  }
+  topology.rollout = rollout_options(config);
+  if (topology.run.deterministic && config.is_default("rollout.group_to_worker"))
+    topology.rollout.group_to_worker = "fixed";
+  if (topology.run.deterministic && topology.rollout.group_to_worker != "fixed")
+    refuse(config, "rollout.group_to_worker", "run.deterministic needs \"fixed\"");
+  topology.rewards = reward_options(config);
+  topology.evaluation = evaluation_options(config, topology.data);
   topology.checkpoint = checkpoint_options(config);
   topology.limits = limit_options(config);
   topology.metrics = metrics_options(config);
   topology.threads = threads(config);
+  return topology;
+}
+
+PretrainTopology build_pretrain_topology(const Config& config) {
+  auto topology = trainer_topology(config, "text", "pre-training");
+  set_row_tokens(config, topology);
+  return topology;
+}
+
+PretrainTopology build_sft_topology(const Config& config) {
+  auto topology = trainer_topology(config, "chat", "sft");
+  topology.objective = TrainObjective::kChat;
+  set_row_tokens(config, topology);
+  return topology;
+}
+
+PretrainTopology build_reward_model_topology(const Config& config) {
+  auto topology = trainer_topology(config, "preference", "reward-model");
+  set_preferences(config, topology, true);
+  topology.model.is_reward_model = true;
+  check_preference(topology.learner.preference);
+  return topology;
+}
+
+PretrainTopology build_dpo_topology(const Config& config) {
+  auto topology = trainer_topology(config, "preference", "dpo");
+  set_preferences(config, topology, false);
+  check_preference(topology.learner.preference);
+  topology.reference = topology.model;
+  const auto path = config.string("reference.path");
+  if (path.empty()) return topology;
+  if (!std::filesystem::exists(path)) refuse(config, "reference.path", "there is no such file or folder");
+  topology.reference.path = path;
+  topology.reference.random_init = false;
   return topology;
 }
 

@@ -8,5 +8,8 @@ namespace troupe::apps {
 
 RlTopology build_rl_topology(const Config& config);
 PretrainTopology build_pretrain_topology(const Config& config);
+PretrainTopology build_sft_topology(const Config& config);
+PretrainTopology build_reward_model_topology(const Config& config);
+PretrainTopology build_dpo_topology(const Config& config);
 
 }  // namespace troupe::apps

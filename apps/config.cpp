@@ -14,6 +14,7 @@
 #include <set>
 #include <sstream>
 
+#include "apps/algorithm_keys.h"
 #include "base/file.h"
 #include "base/text.h"
 
@@ -61,9 +62,13 @@ const char* type_text(KeyType type) {
   const auto last = dot == std::string::npos ? name : name.substr(dot + 1);
   std::string near = nearest_name(name, names);
   // A right key in a wrong or missing section is named before a similar name in the same section.
+  std::vector<std::string> same_key;
   for (const auto& candidate : names) {
-    const auto candidate_key = candidate.substr(candidate.find('.') + 1);
-    if (candidate_key == last && candidate != name) near = candidate;
+    if (candidate.substr(candidate.find('.') + 1) == last && candidate != name) same_key.push_back(candidate);
+  }
+  if (!same_key.empty()) {
+    const auto nearest = nearest_name(name, same_key);
+    near = nearest.empty() ? same_key.front() : nearest;
   }
   if (last == "learning_rate") near = "optimizer.lr";
   const bool known = known_sections().count(section) != 0 || section == "reward";
@@ -190,6 +195,7 @@ Config Config::from_text(const std::string& text, const std::string& origin,
     }
   }
   for (const auto& text_override : overrides) config.override_with(text_override);
+  fill_from_preset(config);
   return config;
 }
 
@@ -257,6 +263,9 @@ int64_t Config::integer_or(const std::string& name, int64_t automatic) const {
   return json_value.is_string() ? automatic : json_value.get<int64_t>();
 }
 bool Config::is_default(const std::string& name) const { return value(name).origin == "default"; }
+void Config::fill(const std::string& name, json value, const std::string& origin) {
+  if (is_default(name) && this->value(name).value != value) set(name, std::move(value), origin);
+}
 
 std::string Config::print(bool with_origins) const {
   std::ostringstream out;

@@ -48,6 +48,8 @@ class Config {
   /// The number, or `automatic` where the value is "auto".
   int64_t integer_or(const std::string& name, int64_t automatic) const;
   bool is_default(const std::string& name) const;
+  /// Gives a key that nobody has set a value that follows from another key.
+  void fill(const std::string& name, nlohmann::json value, const std::string& origin);
   const ConfigValue& value(const std::string& name) const;
 
   /// The [[reward]] tables, as JSON objects, in file order.

@@ -1,5 +1,7 @@
 // The table of configuration keys: the one place where a key exists. docs/configuration.md is printed from it.
-#include "apps/config.h"
+#include <algorithm>
+
+#include "apps/algorithm_keys.h"
 
 namespace troupe::apps {
 namespace {
@@ -26,7 +28,7 @@ KeySpec automatic(std::string name, std::string help, double minimum = 1) {
   return {std::move(name), KeyType::kIntegerOrAuto, "auto", std::move(help), {}, minimum};
 }
 
-std::vector<KeySpec> make_keys() {
+std::vector<KeySpec> make_plain_keys() {
   const std::vector<std::string> dtypes{"auto", "float32", "bfloat16"};
   return {
       text("run.name", "run", "name of the run; part of the default folder"),
@@ -87,12 +89,22 @@ std::vector<KeySpec> make_keys() {
       text("checkpoint.resume", "auto",
            "\"auto\": from the newest valid checkpoint of the run folder; \"never\"; or a checkpoint folder"),
 
-      choice("data.kind", "jsonl", {"jsonl", "arithmetic", "text"}, "what the data is"),
+      choice("data.kind", "jsonl", {"jsonl", "arithmetic", "text", "chat", "preference"},
+             "what the data is; sft takes chat, reward-model and dpo take preference, whether it is said or not"),
       list("data.paths", "files of the data set"),
       automatic("data.seed", "seed of the data order; auto: run.seed", 0),
-      text("data.validation", "", "pre-training: validation file; empty: the last 5 % of the documents"),
+      text("data.validation", "",
+           "without rollouts: validation file; empty: 5 % of the data, chosen by a hash of its text. At most 65536 "
+           "tokens or 512 pairs of it are looked at"),
       text("data.prompt_field", "prompt", "JSONL: field with the prompt (a string, or a list of messages)"),
       text("data.answer_field", "answer", "JSONL: field with the answer that rewards compare with"),
+      text("data.messages_field", "messages", "chats: field with the list of messages"),
+      text("data.completion_field", "completion", "chats: field with the answer to data.prompt_field"),
+      choice("data.assistant_turns", "all", {"all", "last"}, "chats: which of the assistant's turns are learned"),
+      text("data.chosen_field", "chosen", "pairs: field with the better answer (a text, or a list of messages)"),
+      text("data.rejected_field", "rejected", "pairs: field with the worse answer"),
+      text("data.margin_field", "margin",
+           "pairs: field with the difference that scores should have, where it is there"),
       text("data.text_field", "text", "JSONL pre-training: field with the document"),
       text("data.system", "", "system turn before each prompt"),
       text("data.chat_template", "", "file with a chat template; empty: the model's own"),
@@ -126,28 +138,22 @@ std::vector<KeySpec> make_keys() {
       integer("sampling.max_new_tokens", 128, "longest completion in tokens", 1),
       list("sampling.stop", "strings that end a completion"),
 
-      choice("algorithm.name", "grpo", {"grpo"}, "policy optimisation algorithm"),
-      choice("algorithm.advantage_std", "sample", {"sample", "population", "none"},
-             "group deviation that advantages are divided by"),
-      number("algorithm.clip_low", 0.2, "the ratio is clipped below 1 minus this", 0, 1),
-      number("algorithm.clip_high", 0.2, "the ratio is clipped above 1 plus this", 0),
-      number("algorithm.dual_clip", 0.0, "bound on the loss of negative advantages, > 1; 0: off", 0),
-      choice("algorithm.aggregation", "token-mean", {"token-mean", "sequence-mean", "constant"},
-             "how token losses become one number"),
-      number("algorithm.constant_length", 0.0, "aggregation \"constant\": the length that a sequence counts as", 0),
-      number("algorithm.kl_coefficient", 0.0, "weight of the KL to the starting model", 0),
-      choice("algorithm.kl_estimator", "k3", {"k1", "k2", "k3"}, "estimator of that KL"),
-      choice("algorithm.kl_in", "loss", {"loss", "reward"}, "where the KL enters"),
-      choice("algorithm.zero_variance", "drop", {"drop", "keep", "refill"},
-             "groups whose rewards are all equal: left out, kept in the denominator, or replaced by fresh groups"),
+      // Further keys of this section: apps/algorithm_keys.cpp.
       integer("algorithm.max_refill_rounds", 4, "\"refill\": rounds before training on what there is", 1),
-      choice("algorithm.overlong", "keep", {"keep", "mask"},
-             "completions cut at max_new_tokens: trained, or left out of the loss"),
-      integer("algorithm.num_epochs", 1, "passes over one batch", 1, 1000),
-      integer("algorithm.num_minibatches", 1, "optimizer steps of one pass", 1, 1000),
-      choice("algorithm.old_log_probs", "sampler", {"sampler", "recomputed"},
-             "whose log-probs the ratio is anchored at"),
-      number("algorithm.entropy_coefficient", 0.0, "weight of the entropy bonus", 0),
+
+      text("reference.path", "",
+           "model that a KL, DPO or IPO is measured against; empty: model.path, the weights of the start"),
+
+      text("critic.path", "",
+           "ppo: model that the critic starts from, such as a reward model; empty: model.path with a fresh head"),
+      number("critic.lr", 1e-5, "ppo: learning rate of the critic; its other settings are those of [optimizer]", 0),
+      integer("critic.warmup_steps", 0, "ppo: train steps at the start in which only the critic learns", 0),
+
+      choice("preference.loss", "dpo", {"dpo", "ipo"}, "dpo: what pairs do to the policy"),
+      number("preference.beta", 0.1, "dpo: how closely the policy is held to the reference", 0),
+      number("preference.label_smoothing", 0.0, "dpo: share of pairs that are taken to be the wrong way round", 0, 0.5),
+      number("preference.center", 0.0, "reward-model: weight of the square of both scores' sum", 0),
+      integer("preference.num_pairs_per_train_step", 16, "pairs of one step over all ranks", 1),
 
       integer("evaluation.interval", 0, "train steps between evaluations; 0: at the start and the end", 0),
       integer("evaluation.num_prompts", 64, "held-out prompts; 0: no evaluation", 0),
@@ -168,6 +174,16 @@ std::vector<KeySpec> make_keys() {
       choice("metrics.console", "auto", {"auto", "plain", "quiet"},
              "auto: a progress bar on a terminal, plain lines elsewhere"),
   };
+}
+
+/// The algorithm's own table stands before the plain keys of its section.
+std::vector<KeySpec> make_keys() {
+  auto keys = make_plain_keys();
+  const auto section =
+      std::find_if(keys.begin(), keys.end(), [](const KeySpec& key) { return key.name.starts_with("algorithm."); });
+  const auto algorithm = algorithm_keys();
+  keys.insert(section, algorithm.begin(), algorithm.end());
+  return keys;
 }
 
 }  // namespace

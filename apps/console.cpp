@@ -48,6 +48,7 @@ constexpr Column kColumns[] = {
     {"grad_norm", "grad_norm", "%7.4f"},
     {"reward/mean", "reward", "%6.3f"},
     {"entropy/mean", "entropy", "%6.3f"},
+    {"preference/accuracy", "accuracy", "%6.3f"},
     {"kl/mean", "kl", "%7.4f"},
     {"logprob_diff/mean", "logprob_diff", "%.1e"},
     {"train_batch/policy_age_max", "age", "%.0f"},

@@ -80,6 +80,16 @@ int run_job(const Job& job, const std::string& path, const std::vector<std::stri
 
 }  // namespace
 
+Job trainer_job(PretrainTopology (*build)(const Config&), std::function<void(const std::string&)> closing_words) {
+  return {[build](const Config& config) { return describe(build(config)); },
+          [build](const Config& config, RunObserver& observer) {
+            auto topology = build(config);
+            topology.observer = &observer;
+            return run_pretrain(topology);
+          },
+          std::move(closing_words)};
+}
+
 void add_job(CLI::App& app, Action& action, const std::string& name, const std::string& help, Job job) {
   struct Options {
     std::string path;

@@ -18,6 +18,9 @@ struct Job {
   std::function<void(const std::string& folder)> closing_words;
 };
 
+/// A job of the trainer alone, of the topology that `build` makes.
+Job trainer_job(PretrainTopology (*build)(const Config&), std::function<void(const std::string& folder)> closing_words);
+
 /// Adds `troupe NAME CONFIG.toml [--section.key=value ...] [--dry-run] [--print-config]`.
 void add_job(CLI::App& app, Action& action, const std::string& name, const std::string& help, Job job);
 

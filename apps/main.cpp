@@ -43,6 +43,9 @@ int main(int argc, char** argv) {
   troupe::apps::Action action;
   troupe::apps::add_rl(app, action);
   troupe::apps::add_pretrain(app, action);
+  troupe::apps::add_sft(app, action);
+  troupe::apps::add_reward_model(app, action);
+  troupe::apps::add_dpo(app, action);
   troupe::apps::add_generate(app, action);
   troupe::apps::add_verify(app, action);
   troupe::apps::add_tokenize(app, action);

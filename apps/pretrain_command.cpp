@@ -1,4 +1,4 @@
-// `troupe pretrain CONFIG.toml`: the trainer alone.
+// `troupe pretrain CONFIG.toml`: the trainer alone, on text.
 #include "apps/build_topology.h"
 #include "apps/job_command.h"
 #include "base/log.h"
@@ -7,16 +7,10 @@ namespace troupe::apps {
 
 void add_pretrain(CLI::App& app, Action& action) {
   add_job(app, action, "pretrain", "train a model on text",
-          {[](const Config& config) { return describe(build_pretrain_topology(config)); },
-           [](const Config& config, RunObserver& observer) {
-             auto topology = build_pretrain_topology(config);
-             topology.observer = &observer;
-             return run_pretrain(topology);
-           },
-           [](const std::string& folder) {
-             log::info("curves:        ", folder, "/report.html");
-             log::info("try the model: troupe generate --model ", folder, "/model --prompt \"...\" --temperature 0.8");
-           }});
+          trainer_job(&build_pretrain_topology, [](const std::string& folder) {
+            log::info("curves:        ", folder, "/report.html");
+            log::info("try the model: troupe generate --model ", folder, "/model --prompt \"...\" --temperature 0.8");
+          }));
 }
 
 }  // namespace troupe::apps

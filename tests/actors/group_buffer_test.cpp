@@ -51,6 +51,26 @@ TEST_CASE("the first answer of a sample counts, others are counted away") {
   CHECK(buffer.num_unknown() == 2);
 }
 
+TEST_CASE("the greedy sample of a group is its baseline and no sample of the batch") {
+  GroupBuffer buffer({1, 1, ZeroVariance::kKeep, 4, true});
+  buffer.admit(5, 0, 3);
+  put_group(buffer, 5, {1.0, 0.0, 0.75});
+  auto batch = buffer.take_batch();
+  REQUIRE(batch.has_value());
+  CHECK(batch->num_samples() == 2);
+  CHECK(batch->groups[0].baseline->total_reward == 0.75);
+  for (const auto& [id, sample] : batch->groups[0].samples) CHECK(sample.baseline_reward == 0.75);
+  // Without a graded greedy sample the others have nothing to be compared with.
+  buffer.admit(6, 1, 2);
+  buffer.admit(7, 2, 2);
+  put_group(buffer, 6, {1.0, std::nullopt});
+  CHECK(buffer.put(sample(7, 0, 1.0)) == PutResult::kAccepted);
+  buffer.give_up(make_sample_id(7, 1), "late");
+  const auto dropped = buffer.take_dropped();
+  REQUIRE(dropped.size() == 2);
+  for (const auto& group : dropped) CHECK(group.reason == "no_baseline");
+}
+
 TEST_CASE("batches come in admission order; a window lets complete groups overtake") {
   for (const int64_t window : {1, 2, 3}) {
     GroupBuffer buffer({2, window, ZeroVariance::kKeep});

@@ -22,11 +22,16 @@ std::string message_of(const std::string& toml, const std::vector<std::string>& 
 
 bool mentions(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-/// A configuration that RL accepts, plus `more`.
+/// A configuration that RL accepts.
+const std::string base =
+    "[model]\npath = \"configs/models/shakespeare-llama\"\n[data]\nkind = \"arithmetic\"\n[[reward]]\nkind = "
+    "\"number\"\n";
+
+AlgorithmOptions algorithm_of(const std::string& more) {
+  return apps::build_rl_topology(Config::from_text(base + more, "test.toml", {})).learner.algorithm;
+}
+
 std::string rl_error(const std::string& more) {
-  const std::string base =
-      "[model]\npath = \"configs/models/shakespeare-llama\"\n[data]\nkind = \"arithmetic\"\n[[reward]]\nkind = "
-      "\"number\"\n";
   try {
     apps::build_rl_topology(Config::from_text(base + more, "test.toml", {}));
   } catch (const UsageError& error) {
@@ -126,12 +131,88 @@ TEST_CASE("a key reaches the part that it is for") {
   CHECK(apps::build_rl_topology(config).checkpoint.is_async);
 }
 
+TEST_CASE("an algorithm's name fills the keys that nobody has set, and explicit ones win") {
+  const auto resolved = [](const std::string& section) {
+    return algorithm_of("[algorithm]\n" + section + "\n[sampling]\nmax_new_tokens = 100\n");
+  };
+  for (const auto& name : known_algorithms()) {
+    CAPTURE(name);
+    auto expected = algorithm_preset(name);
+    complete_algorithm(expected, 100);
+    const auto options = resolved("name = \"" + name + "\"");
+    CHECK(options.name == name);
+    CHECK(options.advantage == expected.advantage);
+    CHECK(options.advantage_std == expected.advantage_std);
+    CHECK(options.whiten_advantages == expected.whiten_advantages);
+    CHECK(options.policy_loss == expected.policy_loss);
+    CHECK(options.clip_low == expected.clip_low);
+    CHECK(options.clip_high == expected.clip_high);
+    CHECK(options.ratio_max == expected.ratio_max);
+    CHECK(options.aggregation == expected.aggregation);
+    CHECK(options.constant_length == 100);
+    CHECK(options.kl_in == expected.kl_in);
+    CHECK(options.kl_estimator == expected.kl_estimator);
+    CHECK(options.zero_variance == expected.zero_variance);
+    CHECK(options.overlong == expected.overlong);
+    CHECK(options.overlong_max_tokens == 100);
+    CHECK(options.overlong_buffer == 20);
+  }
+  const auto dapo = resolved("name = \"dapo\"");
+  CHECK(dapo.clip_high == 0.28);
+  CHECK(dapo.zero_variance == "refill");
+  CHECK(dapo.overlong == "penalty");
+  const auto mixed = resolved(
+      "name = \"dapo\"\nclip_high = 0.3\noverlong = \"keep\"\nkl_coefficient = 0.1\nkl_target = 0.05\ncorrection = "
+      "\"token-band\"\nold_log_probs = \"recomputed\"\ncorrection_low = 0.25\ncorrection_high = 4\nnum_epochs = 3\n"
+      "num_minibatches = 2\nentropy_coefficient = 0.01\ndual_clip = 3");
+  CHECK(mixed.clip_high == 0.3);
+  CHECK(mixed.zero_variance == "refill");
+  CHECK(mixed.overlong == "keep");
+  CHECK(mixed.kl_coefficient == 0.1);
+  CHECK(mixed.kl_target == 0.05);
+  CHECK(mixed.correction == "token-band");
+  CHECK(mixed.correction_low == 0.25);
+  CHECK(mixed.correction_high == 4);
+  CHECK(mixed.num_epochs == 3);
+  CHECK(mixed.num_minibatches == 2);
+  CHECK(mixed.entropy_coefficient == 0.01);
+  CHECK(mixed.dual_clip == 3);
+  // A value equal to the default is still the user's: it beats the preset.
+  CHECK(resolved("name = \"dapo\"\nclip_high = 0.2").clip_high == 0.2);
+  CHECK(resolved("name = \"reinforce_plus_plus\"\ngamma = 0.9").gamma == 0.9);
+  const auto config = Config::from_text("[algorithm]\nname = \"gspo\"\n", "test.toml", {});
+  CHECK(config.value("algorithm.clip_low").origin == "preset gspo");
+  CHECK(config.value("algorithm.gamma").origin == "default");
+}
+
+TEST_CASE("algorithm keys that do not go together stop with both names") {
+  const auto both = [](const std::string& section, const std::string& first, const std::string& second) {
+    const auto text = rl_error("[algorithm]\n" + section);
+    CHECK_MESSAGE(mentions(text, first), text);
+    CHECK_MESSAGE(mentions(text, second), text);
+  };
+  both("[critic]\nlr = 1e-4\n", "critic.lr", "algorithm.advantage");
+  both("kl_target = 0.1\n", "kl_target", "kl_coefficient");
+  both("correction = \"token-band\"\n", "correction", "old_log_probs");
+  both("gamma = 0.5\n", "gamma", "algorithm.advantage");
+  both("lambda = 0.5\n", "lambda", "algorithm.advantage");
+  both("name = \"rloo\"\ndual_clip = 3\n", "dual_clip", "policy_loss");
+  both("name = \"remax\"\nzero_variance = \"drop\"\n", "zero_variance", "greedy_baseline");
+  both("name = \"dapo\"\noverlong_max_tokens = 1000\n", "overlong_max_tokens", "sampling.max_new_tokens");
+  both("[reference]\npath = \"configs\"\n", "reference.path", "kl_coefficient");
+  both("name = \"trpo\"\n", "algorithm.name", "reinforce_plus_plus");
+  const std::string single = "[async_loop]\nnum_samples_per_prompt = 1\n";
+  for (const char* name : {"remax", "reinforce_plus_plus"})
+    CHECK(rl_error(single + "[algorithm]\nname = \"" + name + "\"\n") == "");
+  CHECK(mentions(rl_error(single + "[algorithm]\nname = \"reinforce_plus_plus\"\nzero_variance = \"drop\"\n"),
+                 "zero_variance"));
+}
+
 TEST_CASE("impossible combinations are refused before anything is loaded") {
   CHECK(rl_error("") == "");
   CHECK(mentions(rl_error("[async_loop]\nnum_samples_per_prompt = 1\n"), "needs at least 2"));  // B149
   CHECK(mentions(rl_error("[sampling]\ntemperature = 0\n"), "temperature above 0"));
   CHECK(mentions(rl_error("[run]\ndeterministic = true\n"), "target_offpolicy_steps = 0"));
-  CHECK(mentions(rl_error("[algorithm]\naggregation = \"constant\"\n"), "constant_length"));
   CHECK(mentions(rl_error("[algorithm]\ndual_clip = 0.5\n"), "dual_clip"));
   CHECK(mentions(rl_error("[algorithm]\nnum_minibatches = 9\n"), "num_prompts_per_train_step"));
   CHECK(mentions(rl_error("[parallelism]\ndata_parallel_shard_degree = 0\n"), "data_parallel_shard_degree"));
