@@ -84,7 +84,8 @@ TEST_CASE("sampler and trainer agree within 5e-5 at most and 5e-6 on average in 
         }
         Difference difference;
         for (const auto& trajectory : generate_all(engine, requests)) {
-          difference.add(sampled_log_probs(trajectory), trained_log_probs(decoder, trajectory, temperature, vocab_size));
+          difference.add(sampled_log_probs(trajectory),
+                         trained_log_probs(decoder, trajectory, temperature, vocab_size));
         }
         CHECK(difference.count == 3 * 3 * 24);
         CHECK(difference.largest < 5e-5);
