@@ -110,7 +110,7 @@ void check_run_and_resume(PretrainTopology topology, Listener& listener) {
 TEST_CASE("sft learns completions, validates and resumes bit for bit") {
   const TinyFolder folder("sft");
   Listener listener;
-  auto topology = trainer_topology(folder, listener, 20);
+  auto topology = trainer_topology(folder, listener, 40);
   topology.objective = TrainObjective::kChat;
   topology.data.paths = {folder.write("chats.jsonl", chats())};
   check_run_and_resume(topology, listener);
