@@ -10,18 +10,17 @@
 namespace troupe {
 namespace {
 
-/// Which part of the data: validation files of their own, or a share of the training files.
-struct Part {
-  std::vector<std::string> paths;
-  std::string split;
-};
-
-Part part_of(const TextDataOptions& data, bool validation) {
+/// What every source of this run has in common; validation: files of its own, or a share of the training files.
+DataFileOptions file_options(const TextDataOptions& data, bool validation) {
   const bool own_files = !data.validation_paths.empty();
-  return {validation && own_files ? data.validation_paths : data.paths, own_files || data.validation_fraction <= 0
-                                                                            ? "all"
-                                                                        : validation ? "validation"
-                                                                                     : "train"};
+  DataFileOptions options;
+  options.paths = validation && own_files ? data.validation_paths : data.paths;
+  if (!own_files && data.validation_fraction > 0) options.split = validation ? "validation" : "train";
+  options.validation_fraction = data.validation_fraction;
+  options.seed = data.seed;
+  options.shuffle = data.shuffle;
+  options.skip_bad_lines = data.skip_bad_lines;
+  return options;
 }
 
 int32_t eos_token_id(const ModelSource& model) {
@@ -30,17 +29,11 @@ int32_t eos_token_id(const ModelSource& model) {
 }
 
 TextSourceOptions text_options(const PretrainTopology& topology, const ModelSource& model, bool validation) {
-  TextSourceOptions options;
   const auto& data = topology.data;
-  const auto part = part_of(data, validation);
+  TextSourceOptions options;
+  static_cast<DataFileOptions&>(options) = file_options(data, validation);
   options.kind = topology.objective == TrainObjective::kChat ? "chat" : data.kind;
-  options.paths = part.paths;
-  options.split = part.split;
   options.text_field = data.text_field;
-  options.validation_fraction = data.validation_fraction;
-  options.seed = data.seed;
-  options.shuffle = data.shuffle;
-  options.skip_bad_lines = data.skip_bad_lines;
   options.num_tokens_per_row = topology.sequence_length;
   options.bos_token_id = static_cast<int32_t>(model.config().bos_token_id);
   options.eos_token_id = eos_token_id(model);
@@ -48,19 +41,13 @@ TextSourceOptions text_options(const PretrainTopology& topology, const ModelSour
 }
 
 PreferenceSourceOptions pair_options(const PretrainTopology& topology, bool validation) {
-  PreferenceSourceOptions options;
   const auto& data = topology.data;
-  const auto part = part_of(data, validation);
-  options.paths = part.paths;
-  options.split = part.split;
+  PreferenceSourceOptions options;
+  static_cast<DataFileOptions&>(options) = file_options(data, validation);
   options.chosen_field = data.chosen_field;
   options.rejected_field = data.rejected_field;
   options.margin_field = data.margin_field;
   options.max_tokens = topology.sequence_length;
-  options.validation_fraction = data.validation_fraction;
-  options.seed = data.seed;
-  options.shuffle = data.shuffle;
-  options.skip_bad_lines = data.skip_bad_lines;
   return options;
 }
 

@@ -18,6 +18,18 @@ int64_t LanguageModelBatch::num_targets() const {
   return std::count_if(targets.begin(), targets.end(), [](int32_t target) { return target >= 0; });
 }
 
+bool cut_document(Document& document, size_t max_tokens) {
+  if (document.tokens.size() <= max_tokens) return false;
+  document.tokens.resize(max_tokens);
+  if (!document.loss_mask.empty()) document.loss_mask.resize(max_tokens);
+  return true;
+}
+
+bool has_learned_token(const Document& document) {
+  if (document.loss_mask.empty()) return !document.tokens.empty();
+  return std::find(document.loss_mask.begin(), document.loss_mask.end(), 1) != document.loss_mask.end();
+}
+
 void append_document(LanguageModelBatch& row, const Document& document, size_t begin, size_t end) {
   if (begin >= end) return;
   row.layout.segments.push_back({static_cast<int32_t>(row.tokens.size()), static_cast<int32_t>(end - begin), -1});
@@ -62,8 +74,7 @@ DocumentPacking pack_documents(const std::vector<Document>& documents, int64_t n
         best = &row;
     if (best == nullptr) best = &result.rows.emplace_back();
     Document cut = documents[index];
-    cut.tokens.resize(length);  // a target beyond the cut would need one more token than the row holds
-    if (!cut.loss_mask.empty()) cut.loss_mask.resize(length);
+    cut_document(cut, length);  // a target beyond the cut would need one more token than the row holds
     append_document(*best, cut, 0, length);
   }
   return result;

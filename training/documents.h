@@ -24,6 +24,11 @@ struct Document {
   std::vector<uint8_t> loss_mask;  // [L] 1 where the token is learned; empty: all
 };
 
+/// Keeps the first `max_tokens` tokens; true where something was cut.
+bool cut_document(Document& document, size_t max_tokens);
+/// True where some token is to be learned.
+bool has_learned_token(const Document& document);
+
 struct DocumentPacking {
   std::vector<LanguageModelBatch> rows;
   int64_t num_skipped_empty = 0;        // fewer than two tokens: nothing to predict (B159)

@@ -1,8 +1,5 @@
 #include "training/preference_source.h"
 
-#include <algorithm>
-#include <numeric>
-
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hash.h"
@@ -13,18 +10,6 @@
 
 namespace troupe {
 namespace {
-
-bool has_answer(const Document& document) {
-  return std::find(document.loss_mask.begin(), document.loss_mask.end(), 1) != document.loss_mask.end();
-}
-
-/// True where something was cut.
-bool cut(Document& document, int64_t max_tokens) {
-  if (static_cast<int64_t>(document.tokens.size()) <= max_tokens) return false;
-  document.tokens.resize(static_cast<size_t>(max_tokens));
-  document.loss_mask.resize(static_cast<size_t>(max_tokens));
-  return true;
-}
 
 uint64_t content_id(const PreferencePair& pair) {
   std::vector<int32_t> content = pair.chosen.tokens;
@@ -60,9 +45,11 @@ PreferenceSource::PreferenceSource(const PreferenceSourceOptions& options, const
           const auto record = OrderedJson::parse(line.bytes);
           pair.chosen = documents.encode_answer(record.at(prompt_field), record.at(options.chosen_field));
           pair.rejected = documents.encode_answer(record.at(prompt_field), record.at(options.rejected_field));
-          const bool chosen_cut = cut(pair.chosen, options.max_tokens);
-          const bool rejected_cut = cut(pair.rejected, options.max_tokens);
-          if (pair.chosen.tokens == pair.rejected.tokens || !has_answer(pair.chosen) || !has_answer(pair.rejected)) {
+          const auto max_tokens = static_cast<size_t>(options.max_tokens);
+          const bool chosen_cut = cut_document(pair.chosen, max_tokens);
+          const bool rejected_cut = cut_document(pair.rejected, max_tokens);
+          if (pair.chosen.tokens == pair.rejected.tokens || !has_learned_token(pair.chosen) ||
+              !has_learned_token(pair.rejected)) {
             ++num_identical_;
             return std::string();
           }
@@ -81,24 +68,15 @@ PreferenceSource::PreferenceSource(const PreferenceSourceOptions& options, const
   require(!pairs_.empty(), options.paths.front(), ": no pair to learn from: of ", num_identical_,
           " none has answers that differ within ", options.max_tokens, " tokens");
   if (num_identical_ > 0) log::warning(num_identical_, " pairs are left out: their answers do not differ");
-  if (options.split != "all") {
-    const auto limit = held_out_limit(shares, options.validation_fraction);
-    std::vector<PreferencePair> kept;
-    for (size_t i = 0; i < pairs_.size(); ++i)
-      if ((shares[i] < limit) == (options.split == "validation")) kept.push_back(std::move(pairs_[i]));
-    pairs_ = std::move(kept);
-  }
+  std::vector<PreferencePair> kept;
+  for (const auto i : members_of_split(options.split, shares, options.validation_fraction))
+    kept.push_back(std::move(pairs_[i]));
+  pairs_ = std::move(kept);
   open_epoch();
 }
 
 void PreferenceSource::open_epoch() {
-  const auto size = static_cast<uint32_t>(pairs_.size());
-  if (options_.shuffle) {
-    order_ = epoch_order(options_.seed, cursor_.epoch, size);
-  } else {
-    order_.resize(size);
-    std::iota(order_.begin(), order_.end(), 0u);
-  }
+  order_ = epoch_order(options_.seed, cursor_.epoch, static_cast<uint32_t>(pairs_.size()), options_.shuffle);
 }
 
 std::vector<PreferencePair> PreferenceSource::next(int64_t num_pairs) {

@@ -14,20 +14,15 @@ struct PreferencePair {
   double margin = 0;
 };
 
-struct PreferenceSourceOptions {
-  std::vector<std::string> paths;
+struct PreferenceSourceOptions : DataFileOptions {  // split: by a hash of the prompt
   std::string chosen_field = "chosen", rejected_field = "rejected", margin_field = "margin";
   int64_t max_tokens = 2048;  // of prompt and answer; what is longer is cut
-  std::string split = "all";  // "train", "validation": by a hash of the prompt; "all"
-  double validation_fraction = 0.05;
-  uint64_t seed = 0;
-  bool shuffle = true;
-  bool skip_bad_lines = false;
 };
 
 class PreferenceSource {
  public:
-  /// Reads and encodes the files. Throws Error: no file, a bad line (path and line number), no pair that differs.
+  /// Reads and encodes the files. Throws Error: no file, a bad line (path and line number), no pair that differs;
+  /// UsageError: an unknown split.
   PreferenceSource(const PreferenceSourceOptions& options, const ChatDocuments& documents);
 
   /// The next pairs; goes on into the next epoch, in its own order.

@@ -218,9 +218,10 @@ std::unique_ptr<PromptSource> make_prompt_source(const PromptSourceOptions& opti
   return std::make_unique<JsonlPrompts>(options);
 }
 
-std::vector<uint32_t> epoch_order(uint64_t seed, uint64_t epoch, uint32_t size) {
+std::vector<uint32_t> epoch_order(uint64_t seed, uint64_t epoch, uint32_t size, bool shuffle) {
   std::vector<uint32_t> order(size);
   std::iota(order.begin(), order.end(), 0u);
+  if (!shuffle) return order;
   for (uint32_t i = size; i > 1; --i) {
     const auto word = random_words(seed, epoch, i - 1, RandomStream::kDataOrder)[0];
     std::swap(order[i - 1], order[static_cast<uint32_t>((uint64_t{word} * i) >> 32)]);

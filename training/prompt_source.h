@@ -44,7 +44,7 @@ class PromptSource {
 std::unique_ptr<PromptSource> make_prompt_source(const PromptSourceOptions& options);
 
 /// The seeded order of epoch `epoch`: position -> record, a permutation of 0..size-1 (Fisher-Yates with Philox stream
-/// 2).
-std::vector<uint32_t> epoch_order(uint64_t seed, uint64_t epoch, uint32_t size);
+/// 2). Without `shuffle` as they stand.
+std::vector<uint32_t> epoch_order(uint64_t seed, uint64_t epoch, uint32_t size, bool shuffle = true);
 
 }  // namespace troupe

@@ -1,7 +1,6 @@
 #include "training/text_source.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -16,7 +15,6 @@ namespace troupe {
 namespace {
 
 enum class Kind { kText, kJsonl, kChat };
-enum class Split { kAll, kTrain, kValidation };
 
 bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n\f\v") == std::string_view::npos; }
 
@@ -47,9 +45,6 @@ struct TextSource::Implementation {
         kind(choose<Kind>("data.kind", wanted.kind,
                           {{"text", Kind::kText}, {"jsonl", Kind::kJsonl}, {"chat", Kind::kChat}})) {
     require(kind != Kind::kChat || chats != nullptr, "chats need a reader of chats");
-    const auto split =
-        choose<Split>("data.split", wanted.split,
-                      {{"all", Split::kAll}, {"train", Split::kTrain}, {"validation", Split::kValidation}});
     require(!options.paths.empty(), "data.paths is empty: at least one file of text is needed");
     require(options.num_tokens_per_row >= 2, "a row of ", options.num_tokens_per_row,
             " tokens has no room for a target");
@@ -57,7 +52,10 @@ struct TextSource::Implementation {
     require(!documents.empty(), "no document with text in ", options.paths.front(),
             options.paths.size() > 1 ? concat(" and ", options.paths.size() - 1, " more") : "", " (", num_skipped,
             " blank ones)");
-    if (split != Split::kAll) keep(split);
+    std::vector<std::string_view> kept;
+    for (const auto i : members_of_split(options.split, shares, options.validation_fraction))
+      kept.push_back(documents[i]);
+    documents = std::move(kept);
     require(documents.size() <= UINT32_MAX, "more than 2^32 documents");
     open_epoch();
   }
@@ -99,14 +97,6 @@ struct TextSource::Implementation {
     shares.push_back(held_out_share(text));
   }
 
-  void keep(Split split) {
-    const auto limit = held_out_limit(shares, options.validation_fraction);
-    std::vector<std::string_view> kept;
-    for (size_t i = 0; i < documents.size(); ++i)
-      if ((shares[i] < limit) == (split == Split::kValidation)) kept.push_back(documents[i]);
-    documents = std::move(kept);
-  }
-
   Document read(size_t index) const {
     if (kind == Kind::kChat) return chats->encode(OrderedJson::parse(documents[index]));
     std::string text;
@@ -122,13 +112,7 @@ struct TextSource::Implementation {
   }
 
   void open_epoch() {
-    const auto size = static_cast<uint32_t>(documents.size());
-    if (options.shuffle) {
-      order = epoch_order(options.seed, cursor.epoch, size);
-    } else {
-      order.resize(size);
-      std::iota(order.begin(), order.end(), 0u);
-    }
+    order = epoch_order(options.seed, cursor.epoch, static_cast<uint32_t>(documents.size()), options.shuffle);
     is_loaded = false;
   }
 
@@ -173,12 +157,8 @@ struct TextSource::Implementation {
     size_t num_useless = 0;
     while (true) {
       current();
-      const bool is_cut = document.tokens.size() > room;
-      if (is_cut) {
-        document.tokens.resize(room);
-        document.loss_mask.resize(room);
-      }
-      if (std::find(document.loss_mask.begin(), document.loss_mask.end(), 1) == document.loss_mask.end()) {
+      const bool is_cut = cut_document(document, room);
+      if (!has_learned_token(document)) {
         ++num_unlearnable;
         require(++num_useless <= documents.size(), "no document has a token to learn within ", room, " tokens");
         leave_document();

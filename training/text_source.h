@@ -9,22 +9,17 @@
 #include <vector>
 
 #include "models/text/tokenizer.h"
+#include "training/data_files.h"
 #include "training/documents.h"
 
 namespace troupe {
 
-struct TextSourceOptions {
+struct TextSourceOptions : DataFileOptions {
   std::string kind = "text";  // "text": plain files; "jsonl": one document a line; "chat": one chat a line, kept whole
-  std::vector<std::string> paths;
   std::string text_field = "text";  // jsonl
   std::string document_separator;   // text: ends a document (and belongs to none); "" see document_bytes
   int64_t document_bytes =
       8192;  // text without separator: cut at blank lines into documents of at least this size; 0: files whole
-  std::string split = "all";          // "train", "validation": by validation_fraction; "all"
-  double validation_fraction = 0.05;  // of the documents, by a hash of their text; at least one document on either side
-  uint64_t seed = 0;
-  bool shuffle = true;
-  bool skip_bad_lines = false;
   int64_t num_tokens_per_row = 512;
   int32_t bos_token_id = -1, eos_token_id = -1;  // put around every document where >= 0
 };

@@ -5,18 +5,14 @@
 #include <fstream>
 
 #include "base/error.h"
-#include "base/file.h"
 #include "tests/doctest.h"
+#include "tests/training/smollm2_tokenizer.h"
 #include "training/text_source.h"
 
 namespace troupe {
 namespace {
 
-const Tokenizer* smollm2() {
-  static const auto tokenizer =
-      parse_tokenizer(read_file(TROUPE_SOURCE_DIR "/tests/fixtures/tokenizer/smollm2.tokenizer.json"));
-  return tokenizer.get();
-}
+using testing::smollm2;
 
 constexpr const char* kChatMl =
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -5,17 +5,13 @@
 #include <set>
 
 #include "base/error.h"
-#include "base/file.h"
 #include "tests/doctest.h"
+#include "tests/training/smollm2_tokenizer.h"
 
 namespace troupe {
 namespace {
 
-const Tokenizer* smollm2() {
-  static const auto tokenizer =
-      parse_tokenizer(read_file(TROUPE_SOURCE_DIR "/tests/fixtures/tokenizer/smollm2.tokenizer.json"));
-  return tokenizer.get();
-}
+using testing::smollm2;
 
 struct Pairs {
   explicit Pairs(const std::vector<nlohmann::json>& records)
