@@ -66,31 +66,31 @@ void check_algorithm_setting(const Config& config, const AlgorithmOptions& algor
   }
 }
 
+/// The model at the path under `key`, which must exist; `model` where there is none.
+ModelOptions other_model(const Config& config, const char* key, ModelOptions model) {
+  const auto path = config.string(key);
+  if (path.empty()) return model;
+  if (!std::filesystem::exists(path)) refuse(config, key, "there is no such file or folder");
+  model.path = path;
+  model.random_init = false;
+  return model;
+}
+
 ModelOptions reference_options(const Config& config, const ModelOptions& model, const AlgorithmOptions& algorithm) {
-  ModelOptions reference = model;
-  const auto path = config.string("reference.path");
-  if (path.empty()) return reference;
-  if (!needs_reference(algorithm)) refuse(config, "reference.path", "algorithm.kl_coefficient = 0 asks for none");
-  if (!std::filesystem::exists(path)) refuse(config, "reference.path", "there is no such file or folder");
-  reference.path = path;
-  reference.random_init = false;
-  return reference;
+  if (!config.string("reference.path").empty() && !needs_reference(algorithm))
+    refuse(config, "reference.path", "algorithm.kl_coefficient = 0 asks for none");
+  return other_model(config, "reference.path", model);
 }
 
 CriticOptions critic_options(const Config& config, const ModelOptions& model, const AlgorithmOptions& algorithm) {
   CriticOptions critic;
-  critic.model = model;
   critic.lr = config.number("critic.lr");
   critic.warmup_steps = config.integer("critic.warmup_steps");
   for (const char* name : {"critic.path", "critic.lr", "critic.warmup_steps"}) {
     if (!config.is_default(name) && !needs_critic(algorithm))
       refuse(config, name, concat("algorithm.advantage = \"", algorithm.advantage, "\" has no critic"));
   }
-  const auto path = config.string("critic.path");
-  if (path.empty()) return critic;
-  if (!std::filesystem::exists(path)) refuse(config, "critic.path", "there is no such file or folder");
-  critic.model.path = path;
-  critic.model.random_init = false;
+  critic.model = other_model(config, "critic.path", model);
   return critic;
 }
 
@@ -436,12 +436,7 @@ PretrainTopology build_dpo_topology(const Config& config) {
   auto topology = trainer_topology(config, "preference", "dpo");
   set_preferences(config, topology, false);
   check_preference(topology.learner.preference);
-  topology.reference = topology.model;
-  const auto path = config.string("reference.path");
-  if (path.empty()) return topology;
-  if (!std::filesystem::exists(path)) refuse(config, "reference.path", "there is no such file or folder");
-  topology.reference.path = path;
-  topology.reference.random_init = false;
+  topology.reference = other_model(config, "reference.path", topology.model);
   return topology;
 }
 
