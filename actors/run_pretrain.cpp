@@ -140,12 +140,7 @@ int run_pretrain(const PretrainTopology& topology) {
   require(model->tokenizer() != nullptr, topology.model.path, ": no tokenizer, which text needs");
   const auto data = open_data(topology, model);
   std::shared_ptr<const ModelSource> reference;
-  if (data.pairs != nullptr) {
-    reference = topology.reference.path.empty() || topology.reference.path == topology.model.path
-                    ? model
-                    : std::make_shared<const ModelSource>(topology.reference, topology.run.seed);
-    reference->check_weights();
-  }
+  if (data.pairs != nullptr) reference = open_reference(topology.reference, topology.model, model, topology.run.seed);
   const auto resumed = find_resume(topology.checkpoint, topology.run.folder);
   int64_t first_step = 0;
   double time_s = 0;

@@ -35,14 +35,7 @@ void check(const RlTopology& t) {
 std::shared_ptr<const ModelSource> load_reference(const RlTopology& topology,
                                                   const std::shared_ptr<const ModelSource>& model) {
   if (!needs_reference(topology.learner.algorithm)) return nullptr;
-  const auto& options = topology.reference;
-  if (options.path.empty() || options.path == topology.model.path) return model;
-  auto reference = std::make_shared<const ModelSource>(options, topology.run.seed);
-  reference->check_weights();
-  require(reference->config().vocab_size == model->config().vocab_size, "reference.path = ", options.path,
-          ": its vocabulary of ", reference->config().vocab_size, " tokens is not the ", model->config().vocab_size,
-          " of model.path");
-  return reference;
+  return open_reference(topology.reference, topology.model, model, topology.run.seed);
 }
 
 /// The critic that the algorithm's values come from; null where it needs none.

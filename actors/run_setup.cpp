@@ -29,6 +29,17 @@ std::chrono::milliseconds milliseconds_of(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
+std::shared_ptr<const ModelSource> open_reference(const ModelOptions& options, const ModelOptions& policy_options,
+                                                  const std::shared_ptr<const ModelSource>& policy, uint64_t seed) {
+  if (options.path.empty() || options.path == policy_options.path) return policy;
+  auto reference = std::make_shared<const ModelSource>(options, seed);
+  reference->check_weights();
+  require(reference->config().vocab_size == policy->config().vocab_size, "reference.path = ", options.path,
+          ": its vocabulary of ", reference->config().vocab_size, " tokens is not the ", policy->config().vocab_size,
+          " of model.path");
+  return reference;
+}
+
 RestartOptions restart_options(const LimitOptions& limits) {
   return {limits.num_restarts, milliseconds_of(limits.restart_window_s), milliseconds_of(limits.first_restart_pause_s),
           std::chrono::milliseconds(30'000)};

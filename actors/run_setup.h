@@ -14,6 +14,10 @@ namespace troupe {
 std::optional<FoundCheckpoint> find_resume(const CheckpointOptions& checkpoint, const std::string& run_folder);
 /// Creates it, cuts the records and sets aside the checkpoints after `last_step`, opens log.txt and writes config.toml.
 std::shared_ptr<RunFolder> open_run_folder(const RunOptions& run, int64_t last_step);
+/// The reference of `options`: the policy's own weights where it names no other path. Throws Error where its vocabulary
+/// is another.
+std::shared_ptr<const ModelSource> open_reference(const ModelOptions& options, const ModelOptions& policy_options,
+                                                  const std::shared_ptr<const ModelSource>& policy, uint64_t seed);
 RestartOptions restart_options(const LimitOptions& limits);
 /// Seconds to the duration that requests take.
 std::chrono::milliseconds milliseconds_of(double seconds);

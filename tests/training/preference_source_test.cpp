@@ -88,6 +88,7 @@ TEST_CASE("held-out pairs are kept away by their prompts; each epoch has its own
   const Pairs pairs(records);
   auto train = pairs.open(64, "train");
   const auto held_out = pairs.open(64, "validation");
+  CHECK_THROWS_AS(pairs.open(64, "test"), UsageError);
   CHECK(train.pairs().size() + held_out.pairs().size() == 60);
   CHECK(held_out.pairs().size() >= 2);
   CHECK(held_out.pairs().size() % 2 == 0);  // both pairs of a prompt lie on one side
