@@ -13,7 +13,8 @@ help:
 	@echo "make test     install, build and run the tests"
 	@echo "make build    $(BUILD)/bin/troupe and $(BUILD)/bin/troupe-tests"
 	@echo "make pretrain train a small model on Shakespeare from scratch"
-	@echo "make bench    speed beside transformers, TRL and llama.cpp     make soak   what is too long for CI"
+	@echo "make bench    speed of decoding, a training step and a GRPO step; bench/run --peers: beside transformers, TRL, llama.cpp"
+	@echo "make soak     what is too long for CI"
 	@echo "make lint     format, rooms, clang-tidy                        make cuda   build with CUDA kernels and NCCL"
 
 deps:
