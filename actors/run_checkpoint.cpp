@@ -37,6 +37,12 @@ void load_checkpoint(const std::filesystem::path& checkpoint, Learner& learner) 
   learner.set_state(state["learner"]);
 }
 
+void load_checkpoint_weights(const std::filesystem::path& checkpoint, Learner& learner) {
+  auto values = sharded_values(learner.model());
+  load_checkpoint_values(checkpoint, values);
+  learner.model().parameters_changed();
+}
+
 FoundCheckpoint read_checkpoint(const std::filesystem::path& checkpoint) {
   return with_state(read_checkpoint_info(checkpoint));
 }

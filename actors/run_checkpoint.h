@@ -26,6 +26,8 @@ struct CheckpointWrite {
 /// Every rank of the first replica calls; `writer` is over its shards. Errors as CheckpointWriter::save.
 void save_checkpoint(const CheckpointWrite& write, Learner& learner, const RankGroups& groups,
                      CheckpointWriter& writer);
+/// Fills this rank's part of the parameters alone. Throws Error naming what does not fit.
+void load_checkpoint_weights(const std::filesystem::path& checkpoint, Learner& learner);
 /// Fills this rank's part of parameters and optimizer state, whatever number of ranks wrote them, and the learner's
 /// state. Throws Error naming what does not fit.
 void load_checkpoint(const std::filesystem::path& checkpoint, Learner& learner);

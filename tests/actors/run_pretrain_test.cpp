@@ -72,6 +72,22 @@ TEST_CASE("pre-training learns, and resumes bit for bit in the middle of an epoc
   CHECK((model_bytes(resumed.run_folder() / "model") == model_bytes(first.run_folder() / "model")));
   for (size_t i = 0; i < 10; ++i)
     CHECK(resumed.listener.steps[i].at("loss/mean") == first.listener.steps[10 + i].at("loss/mean"));
+
+  // Another run folder, started from a checkpoint of that run: with all of it, or with its weights alone.
+  TinyPretraining all("pretrain_initial_all"), weights("pretrain_initial_weights");
+  for (auto* run : {&all, &weights})
+    run->topology.checkpoint.initial_load_path = (first.run_folder() / "checkpoints" / "step-10").string();
+  all.topology.checkpoint.initial_load_model_only = false;
+  REQUIRE(run_pretrain(all.topology) == 0);
+  CHECK(all.listener.steps.size() == 10);
+  CHECK((model_bytes(all.run_folder() / "model") == model_bytes(first.run_folder() / "model")));
+  weights.topology.run.steps = 2;
+  REQUIRE(run_pretrain(weights.topology) == 0);
+  CHECK(weights.listener.steps.front().at("step") == 1);
+  CHECK(weights.listener.losses.front() == first.listener.losses[1]);
+  weights.topology.checkpoint.resume = "never";
+  weights.topology.checkpoint.initial_load_path = (first.run_folder() / "model").string();
+  CHECK_THROWS_WITH_AS(run_pretrain(weights.topology), doctest::Contains("checkpoint.initial_load_path"), Error);
 }
 
 TEST_CASE("pre-training on two ranks has the losses of one") {
@@ -97,6 +113,8 @@ TEST_CASE("pre-training stops at what cannot be before any actor starts") {
   run.topology.num_ranks = 1;
   run.topology.data.paths = {(run.folder.path / "nowhere.jsonl").string()};
   CHECK_THROWS_WITH_AS(run_pretrain(run.topology), doctest::Contains("nowhere.jsonl"), Error);
+  run.topology.model.path = (run.run_folder() / "model").string();
+  CHECK_THROWS_WITH_AS(run_pretrain(run.topology), doctest::Contains("model.path"), UsageError);
   CHECK_FALSE(std::filesystem::exists(run.run_folder() / "metrics.jsonl"));
 }
 
