@@ -15,7 +15,7 @@ class DataState {
 
   data_actor::behavior_type start(DataSetup setup) {
     setup_ = std::move(setup);
-    step_ = setup_.first_step;
+    step_ = saved_step_ = setup_.first_step;
     cursor_ = setup_.feed.cursor();
     return {
         [this](atom::trained, const StepReport& report) {
@@ -24,8 +24,8 @@ class DataState {
           setup_.recorder->step(step_, nlohmann::json::parse(report.metrics_json), nlohmann::json(),
                                 nlohmann::json::array());
           const bool last = step_ >= setup_.num_steps;
-          const bool save = (setup_.save_interval > 0 && step_ % setup_.save_interval == 0) ||
-                            ((last || interrupted_) && setup_.save_at_end);
+          const bool save =
+              (setup_.save_interval > 0 && step_ % setup_.save_interval == 0) || (last && setup_.save_at_end);
           const bool validate = setup_.validate && !interrupted_ &&
                                 (last || (setup_.validation_interval > 0 && step_ % setup_.validation_interval == 0));
           return decide(save, validate);
@@ -33,9 +33,7 @@ class DataState {
         [this](atom::decide) {
           const bool first = !started_;
           started_ = true;
-          // Nothing new since the checkpoint that was resumed: nothing to save.
-          const bool save = interrupted_ && setup_.save_at_end && step_ > setup_.first_step;
-          return decide(save, first && !interrupted_ && setup_.validate && step_ == 0);
+          return decide(false, first && !interrupted_ && setup_.validate && step_ == 0);
         },
         [this](atom::validate, const std::string& metrics) {
           setup_.recorder->evaluation(step_, nlohmann::json::parse(metrics));
@@ -48,7 +46,9 @@ class DataState {
   }
 
  private:
+  /// An interrupted run saves whatever is newer than its newest checkpoint, wherever in the step the interrupt came.
   StepDecision decide(bool save, bool validate) {
+    save |= interrupted_ && setup_.save_at_end && step_ > saved_step_;
     StepDecision decision;
     decision.interrupted = interrupted_;
     decision.stop = interrupted_ || step_ >= setup_.num_steps;
@@ -56,6 +56,7 @@ class DataState {
     decision.validate = validate;
     decision.save = save;
     if (save) {
+      saved_step_ = step_;
       setup_.recorder->sync();
       decision.state_json =
           nlohmann::json{{"format", 1}, {"step", step_}, {"cursor", cursor_}, {"time_s", setup_.recorder->time_s()}}
@@ -81,7 +82,7 @@ class DataState {
   }
 
   DataSetup setup_;
-  int64_t step_ = 0;
+  int64_t step_ = 0, saved_step_ = 0;
   TextCursor cursor_;  // after the newest trained step: rows that were read but not trained are read again
   bool started_ = false, interrupted_ = false;
 };

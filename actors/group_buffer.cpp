@@ -247,12 +247,19 @@ void GroupBuffer::load(std::span<const std::byte> bytes, const std::vector<uint6
 }
 
 std::map<uint64_t, std::vector<uint64_t>> finished_samples(const GroupBufferOptions& options, std::string_view saved,
-                                                           const std::vector<uint64_t>& live_groups) {
+                                                           const std::vector<uint64_t>& live_groups,
+                                                           int64_t num_samples_per_group) {
   std::map<uint64_t, std::vector<uint64_t>> finished;
   if (saved.empty()) return finished;
   GroupBuffer buffer(options);
   buffer.load(std::as_bytes(std::span(saved)), live_groups);
   for (const auto& [id, group] : buffer.groups()) {
+    if (group.expected != num_samples_per_group)
+      throw UsageError(concat("the checkpoint holds unfinished groups of ", group.expected,
+                              " samples, and this run makes ", num_samples_per_group,
+                              " (async_loop.num_samples_per_prompt, and one more where ",
+                              "algorithm.advantage = \"greedy_baseline\"): resume with the same, or start another run ",
+                              "from it with checkpoint.initial_load_path"));
     auto& samples = finished[id];
     for (const auto& [sample, trajectory] : group.samples) samples.push_back(sample);
     for (const auto& [sample, reason] : group.given_up) samples.push_back(sample);

@@ -118,8 +118,10 @@ class GroupBuffer {
 };
 
 /// Samples that the live groups of a saved buffer have already (finished or given up), by group; "" has none.
+/// UsageError where those groups are of another size than the run's: they would never be complete.
 std::map<uint64_t, std::vector<uint64_t>> finished_samples(const GroupBufferOptions& options, std::string_view saved,
-                                                           const std::vector<uint64_t>& live_groups);
+                                                           const std::vector<uint64_t>& live_groups,
+                                                           int64_t num_samples_per_group);
 
 /// True where the graded samples all have one reward: nothing to learn from. Groups of one sample are never constant.
 bool has_zero_variance(const BufferedGroup& group);

@@ -3,7 +3,9 @@
 #include "actors/run_checkpoint.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/log.h"
+#include "parallel/checkpoint_folder.h"
 
 namespace troupe {
 namespace {
@@ -20,13 +22,19 @@ class LearnerShard : public ShardWork {
   }
 
   nlohmann::json load() override {
-    learner_.emplace(setup_.model->config(), groups_, setup_.options);
-    if (setup_.reference_pairs != nullptr) load_pair_reference();
+    if (!learner_) learner_.emplace(setup_.model->config(), groups_, setup_.options);
+    if (setup_.reference_pairs != nullptr && !load_pair_reference())
+      return {{"unfinished", concat("log-probs of the reference: ", pair_reference_.size(), " of ",
+                                    setup_.reference_pairs->size(), " pairs")}};
     learner_->load([this](const std::string& name) { return setup_.model->read(name); });
     if (setup_.reference != nullptr && setup_.reference_pairs == nullptr)
       learner_->load_reference(setup_.reference->config(),
                                [this](const std::string& name) { return setup_.reference->read(name); });
-    if (!setup_.resume_from.empty()) load_checkpoint(setup_.resume_from, *learner_);
+    if (!setup_.resume_from.empty()) {
+      load_checkpoint(setup_.resume_from, *learner_);
+    } else if (!setup_.initial_weights.empty()) {
+      load_checkpoint_weights(setup_.initial_weights, *learner_);
+    }
     writer_.emplace(
         groups_.shards(),
         CheckpointWriterOptions{.is_async = setup_.save_async,
@@ -36,8 +44,8 @@ class LearnerShard : public ShardWork {
                                 }});
     if (setup_.critic != nullptr) load_critic();
     return {{"parameters", setup_.model->config().num_parameters()},
-            {"steps", setup_.options.schedule.total_steps},
-            {"first_step", learner_->step()},
+            {"steps", setup_.num_steps},
+            {"first_step", setup_.first_step},
             {"folder", setup_.folder.string()},
             {"num_ranks", groups_.world().size()},
             {"resumed_from", setup_.resume_from.string()}};
@@ -60,9 +68,10 @@ class LearnerShard : public ShardWork {
     if (setup_.board == nullptr || !groups_.is_first_replica()) return nlohmann::json::object();
     double wait_s = 0;
     // Only rank 0 waits for readers; the others meet it in the gather, whose own time limit is no shorter.
-    if (rank_ == 0) wait_s = setup_.board->wait_for_room(setup_.limit);
+    // A little less than the trainer waits for this rank, so that the one who knows why speaks first.
+    if (rank_ == 0) wait_s = setup_.board->wait_for_room(setup_.limit * 9 / 10);
     const auto begin = Clock::now();
-    WeightSnapshot snapshot{version, learner_->gather_weights(setup_.publish_dtype)};
+    WeightSnapshot snapshot{version, learner_->borrow_weights(setup_.publish_dtype)};
     const auto gathered = Clock::now();
     if (rank_ != 0) return nlohmann::json::object();
     setup_.board->publish(pack_model(setup_.model->config(), snapshot, setup_.publish_dtype, setup_.num_threads));
@@ -75,7 +84,7 @@ class LearnerShard : public ShardWork {
     if (!groups_.is_first_replica()) return nlohmann::json::object();
     const auto begin = Clock::now();
     if (critic_)
-      save_checkpoint({critic_checkpoints(setup_.folder), step, "{}", "", setup_.keep_latest_k}, *critic_, groups_,
+      save_checkpoint({critic_checkpoints(setup_.folder), step, "{}", "", critic_keep_latest_k()}, *critic_, groups_,
                       *critic_writer_);
     save_checkpoint(
         {setup_.folder / "checkpoints", step, decision.state_json, decision.groups.bytes, setup_.keep_latest_k},
@@ -108,9 +117,14 @@ class LearnerShard : public ShardWork {
     critic_writer_.emplace(groups_.shards(),
                            CheckpointWriterOptions{.is_async = false, .timeout = setup_.limit, .on_written = nullptr});
     const auto& from = setup_.resume_from;
-    if (!from.empty())
-      load_checkpoint(critic_checkpoints(from.parent_path().parent_path()) / from.filename(), *critic_);
+    if (from.empty()) return;
+    const auto checkpoint = read_checkpoint(critic_checkpoints(from.parent_path().parent_path()) / from.filename());
+    load_checkpoint(checkpoint.path, *critic_);
   }
+
+  /// One more than the policy keeps: the policy's checkpoint of this step is not whole yet, and until it is, a resume
+  /// takes the one before it.
+  int64_t critic_keep_latest_k() const { return setup_.keep_latest_k > 0 ? setup_.keep_latest_k + 1 : 0; }
 
   /// Values first, then both learn from the same advantages; at the start the critic alone.
   nlohmann::json train_with_critic(const TrainBatch& batch) {
@@ -128,40 +142,71 @@ class LearnerShard : public ShardWork {
   void write_folder(Learner& learner, const ModelSource& source, const std::filesystem::path& folder) {
     const auto weights = learner.gather_weights(at::kFloat);
     if (rank_ != 0) return;
-    std::filesystem::remove_all(folder);
+    // Beside the old folder until it is whole: a full disk must not cost the model that was there.
+    auto partial = folder;
+    partial += ".partial";
+    std::filesystem::remove_all(partial);
     std::filesystem::create_directories(folder.parent_path());
     const auto dtype = setup_.export_dtype == "bfloat16"  ? at::kBFloat16
                        : setup_.export_dtype == "float16" ? at::kHalf
                                                           : at::kFloat;
-    write_hf_folder(folder, source.config(), weights, dtype, source.reader());
+    write_hf_folder(partial, source.config(), weights, dtype, source.reader());
+    replace_folder(partial, folder);
     log::info("model written to ", folder.string());
   }
 
-  /// The learner's own memory holds the reference for as long as it is asked.
-  void load_pair_reference() {
+  /// The learner's own memory holds the reference for as long as it is asked (pairs have their content's hash as id).
+  /// One part a call, each kept in the run folder, where a later start finds it; true once every pair is known.
+  bool load_pair_reference() {
+    constexpr size_t kNumPairsAtOnce = 64;
     const auto path = setup_.folder / "reference_log_probs.json";
-    PreferenceReference reference;
-    if (!setup_.resume_from.empty() && std::filesystem::exists(path)) {
-      for (const auto& entry : nlohmann::json::parse(read_file(path)))
-        reference[entry.at(0)] = {entry.at(1), entry.at(2)};
-    }
     const auto& pairs = *setup_.reference_pairs;
-    const bool is_whole = std::all_of(pairs.begin(), pairs.end(),
-                                      [&](const PreferencePair& pair) { return reference.contains(pair.id); });
-    if (!is_whole) {
+    if (!has_reference_weights_) {
+      reference_id_ = reference_id();
+      read_pair_reference(path);
       learner_->load([this](const std::string& name) { return setup_.reference->read(name); });
-      reference = learner_->preference_log_probs(pairs);
-      auto entries = nlohmann::json::array();
-      for (const auto& [id, sums] : reference) entries.push_back({id, sums.first, sums.second});
-      if (rank_ == 0) write_file_atomically(path, entries.dump());
+      has_reference_weights_ = true;
     }
-    learner_->set_preference_reference(std::move(reference));
+    std::vector<PreferencePair> some;
+    size_t num_missing = 0;
+    for (const auto& pair : pairs) {
+      if (pair_reference_.contains(pair.id)) continue;
+      ++num_missing;
+      if (some.size() < kNumPairsAtOnce) some.push_back(pair);
+    }
+    if (!some.empty()) {
+      pair_reference_.merge(learner_->preference_log_probs(some));
+      auto entries = nlohmann::json::array();
+      for (const auto& [id, sums] : pair_reference_) entries.push_back({id, sums.first, sums.second});
+      if (rank_ == 0)
+        write_file_atomically(path, nlohmann::json{{"reference", reference_id_}, {"pairs", entries}}.dump());
+    }
+    if (num_missing > some.size()) return false;
+    learner_->set_preference_reference(std::move(pair_reference_));
+    return true;
+  }
+
+  /// What an earlier start found out about the same reference.
+  void read_pair_reference(const std::filesystem::path& path) {
+    if (!std::filesystem::exists(path)) return;
+    const auto saved = nlohmann::json::parse(read_file(path), nullptr, false);
+    if (!saved.is_object() || saved.value("reference", "") != reference_id_) return;
+    for (const auto& entry : saved.at("pairs")) pair_reference_[entry.at(0)] = {entry.at(1), entry.at(2)};
+  }
+
+  /// Training changes every weight, so one tensor tells two models of one shape apart.
+  std::string reference_id() const {
+    const auto weight = setup_.reference->read(parameter_specs(setup_.reference->config()).front().name).contiguous();
+    return xxh3_128(std::span(static_cast<const std::byte*>(weight.const_data_ptr()), weight.nbytes()));
   }
 
   int rank_;
   LearnerShardSetup setup_;
   const RankGroups& groups_;
   std::optional<Learner> learner_;
+  PreferenceReference pair_reference_;  // until it is whole
+  bool has_reference_weights_ = false;
+  std::string reference_id_;
   std::optional<CheckpointWriter> writer_;
   std::optional<Learner> critic_;  // of advantage "gae"
   std::optional<CheckpointWriter> critic_writer_;

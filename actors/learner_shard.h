@@ -21,8 +21,10 @@ struct LearnerShardSetup {
   std::shared_ptr<std::vector<RankGroups>> groups;  // one a rank
   std::shared_ptr<WeightBoard> board;               // null: nothing is published (pre-training)
   at::ScalarType publish_dtype = at::kFloat;
-  std::filesystem::path folder;       // of the run
-  std::filesystem::path resume_from;  // checkpoint folder, or ""
+  std::filesystem::path folder;           // of the run
+  int64_t num_steps = 0, first_step = 0;  // train steps of the run, and those done before
+  std::filesystem::path resume_from;      // checkpoint folder, or ""
+  std::filesystem::path initial_weights;  // checkpoint whose weights replace the model's at the start, or ""
   std::string export_dtype = "float32";
   int64_t keep_latest_k = 3;
   bool save_async = true;                  // checkpoints are written while training goes on

@@ -72,13 +72,15 @@ class SignalWatch {
 /// Ends the process where the actors do not end in time (a frozen rank or engine holds its thread for ever).
 class Watchdog {
  public:
-  Watchdog(std::chrono::milliseconds grace, int exit_code)
-      : thread_([this, grace, exit_code] {
+  Watchdog(std::chrono::milliseconds grace, int exit_code, const std::function<void()>& on_forced_end)
+      : thread_([this, grace, exit_code, on_forced_end] {
           std::unique_lock lock(mutex_);
           if (done_.wait_for(lock, grace, [this] { return is_done_; })) return;
-          log::error("shutdown: not every actor ended within ", grace.count(),
-                     " ms (a frozen engine or rank); ending the process");
-          std::_Exit(exit_code == 0 ? static_cast<int>(ExitCode::kFailed) : exit_code);
+          // A worker that froze, and was replaced, holds its thread for ever: the run itself may well be done.
+          log::warning("shutdown: not every actor ended within ", grace.count(),
+                       " ms (a frozen engine or rank); ending the process");
+          if (on_forced_end) on_forced_end();
+          std::_Exit(exit_code);
         }) {}
   ~Watchdog() {
     {
@@ -120,7 +122,7 @@ int play(CastList cast, const PlayOptions& options) {
               [&](const caf::error& error) { cause = "the supervisor fell: " + describe_error(error, system); });
     }
     if (!cause.empty()) log::error(cause);
-    watchdog.emplace(options.shutdown_grace, code);
+    watchdog.emplace(options.shutdown_grace, code, options.on_forced_end);
   }
   return code;
 }

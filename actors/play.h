@@ -9,6 +9,8 @@ struct PlayOptions {
   bool handle_signals = true;
   std::chrono::milliseconds shutdown_grace{10'000};
   int num_scheduler_threads = 2;  // of the cooperative actors
+  /// Last words before the process is ended with actors still in it.
+  std::function<void()> on_forced_end = nullptr;
 };
 
 /// Returns 0, 1 (the cause is logged) or 130. A second signal, or actors that do not end within the grace, end the

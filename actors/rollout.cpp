@@ -1,5 +1,7 @@
 #include "actors/rollout.h"
 
+#include <deque>
+
 #include "actors/question.h"
 
 namespace troupe {
@@ -101,13 +103,18 @@ class RolloutState {
   void ask_score(uint64_t id) {
     const auto found = unscored_.find(id);
     if (found == unscored_.end() || found->second.asking) return;
+    if (num_asking_ >= setup_.max_scores_asked) {
+      waiting_.push_back(id);
+      return;
+    }
     found->second.asking = true;
+    ++num_asking_;
     const auto number = ++found->second.num_asked;
     const auto attempt = found->second.attempt;
     const Question question(*self_, role_, "reward", concat("score of sample ", id, ", question ", number));
     const auto asked = caf::actor_cast<caf::strong_actor_ptr>(reward_);
     self_->request(reward_, setup_.score_limit, atom::score_v, found->second.packed)
-        .then([this, id](int32_t) { unscored_.erase(id); },
+        .then([this, id](int32_t) { settle(id); },
               [this, id, attempt, number, question, asked](const caf::error& error) {
                 const auto text = question.failed(*self_, error);
                 if (is_timeout(error)) caf::anon_send(director_, atom::overdue_v, asked, text);
@@ -118,12 +125,34 @@ class RolloutState {
               });
   }
 
+  /// The buffer has it, or it is given up.
+  void settle(uint64_t id) {
+    const auto found = unscored_.find(id);
+    if (found == unscored_.end()) return;
+    end_question(found->second);
+    unscored_.erase(found);
+    ask_next();
+  }
+
+  void end_question(Unscored& unscored) {
+    num_asking_ -= unscored.asking;
+    unscored.asking = false;
+  }
+
+  void ask_next() {
+    while (!waiting_.empty() && num_asking_ < setup_.max_scores_asked) {
+      const auto id = waiting_.front();
+      waiting_.pop_front();
+      ask_score(id);
+    }
+  }
+
   /// `is_lost`: the one who was asked is dead or will be; its successor is asked when it comes.
   void score_failed(uint64_t id, Unscored& unscored, const std::string& why, bool is_lost) {
-    unscored.asking = false;
+    end_question(unscored);
     if (unscored.num_asked >= setup_.max_score_attempts) {
       report(id, unscored.attempt, why);
-      unscored_.erase(id);
+      settle(id);
     } else if (!is_lost) {
       self_->delayed_send(self_, std::chrono::milliseconds(100) * (1 << unscored.num_asked), atom::score_v, id);
     }
@@ -132,8 +161,9 @@ class RolloutState {
   void replace_reward(const caf::strong_actor_ptr& reward) {
     reward_ = caf::actor_cast<reward_actor>(reward);
     // What the old one was asked is lost; should it answer all the same, the buffer counts once.
+    waiting_.clear();
     for (auto& [id, unscored] : unscored_) {
-      unscored.asking = false;
+      end_question(unscored);
       caf::anon_send(rollout_actor{self_}, atom::score_v, uint64_t{id});
     }
   }
@@ -161,6 +191,8 @@ class RolloutState {
   bool scheduled_ = false;
   Question::Time reported_{};
   std::map<uint64_t, Unscored> unscored_;
+  int num_asking_ = 0;            // questions that the reward actor has not answered
+  std::deque<uint64_t> waiting_;  // samples to be asked about once there are fewer
 };
 
 }  // namespace

@@ -36,6 +36,8 @@ struct RolloutSetup {
   std::shared_ptr<Trace> trace;
   int credit = 1;  // samples that may be here at a time: sequence slots and a little queue
   std::chrono::milliseconds score_limit{20'000};
+  /// Questions at a time, so that the time limit counts scoring and not a long queue (invariant 12).
+  int max_scores_asked = 8;
   int max_score_attempts = 4;
   bool detached = true;
 };

@@ -135,6 +135,8 @@ int run_pretrain(const PretrainTopology& topology) {
   const int threads = topology.threads > 0 ? topology.threads : num_usable_cores();
   const auto observer = std::make_shared<ObserverGate>(topology.observer);
   const auto trace = std::make_shared<Trace>(topology.metrics.enable_trace);
+  refuse_own_model("model.path", topology.model.path, topology.run.folder);
+  refuse_own_model("reference.path", topology.reference.path, topology.run.folder);
   const auto model = std::make_shared<const ModelSource>(topology.model, topology.run.seed);
   model->check_weights();
   require(model->tokenizer() != nullptr, topology.model.path, ": no tokenizer, which text needs");
@@ -149,6 +151,7 @@ int run_pretrain(const PretrainTopology& topology) {
     time_s = resumed->state.value("time_s", 0.0);
     data.seek(resumed->state.at("cursor").get<TextCursor>());
   }
+  const auto initial_weights = resumed ? std::filesystem::path() : find_initial_weights(topology.checkpoint);
   const auto folder = open_run_folder(topology.run, resumed ? first_step : -1);
   if (resumed) observer->say(concat("resuming after step ", first_step, " from ", resumed->path.string()));
   const auto recorder = std::make_shared<RunRecorder>(folder, trace, observer, topology.run.seed);
@@ -161,6 +164,9 @@ int run_pretrain(const PretrainTopology& topology) {
   shard.reference = reference;
   shard.reference_pairs = data.pairs;
   if (resumed) shard.resume_from = resumed->path;
+  shard.initial_weights = initial_weights;
+  shard.num_steps = topology.run.steps;
+  shard.first_step = first_step;
 
   CastList cast;
   cast.restarts = restart_options(topology.limits);
@@ -191,9 +197,15 @@ int run_pretrain(const PretrainTopology& topology) {
     setup.limit = limit;
     return spawn_trainer(system, std::move(batches), std::move(control), std::move(supervisor), std::move(setup));
   };
-  const auto code = play(std::move(cast), play_options(topology.limits, topology.handle_signals));
-  recorder->sync();
-  if (topology.metrics.enable_trace) trace->write(std::filesystem::path(topology.run.folder) / "trace.json");
+  const auto finish = [=, &topology] {
+    recorder->sync();
+    if (topology.metrics.enable_trace) trace->write(std::filesystem::path(topology.run.folder) / "trace.json");
+    observer->call([](RunObserver& listener) { listener.on_end(); });
+  };
+  auto options = play_options(topology.limits, topology.handle_signals);
+  options.on_forced_end = finish;
+  const auto code = play(std::move(cast), options);
+  finish();
   return code;
 }
 

@@ -58,6 +58,9 @@ int run_rl(const RlTopology& topology) {
   const int threads = topology.threads > 0 ? topology.threads : num_usable_cores();
   const auto observer = std::make_shared<ObserverGate>(topology.observer);
   const auto trace = std::make_shared<Trace>(topology.metrics.enable_trace);
+  refuse_own_model("model.path", topology.model.path, topology.run.folder);
+  refuse_own_model("reference.path", topology.reference.path, topology.run.folder);
+  refuse_own_model("critic.path", topology.critic.model.path, topology.run.folder);
   const auto model = std::make_shared<const ModelSource>(topology.model, topology.run.seed);
   model->check_weights();
   require(model->tokenizer() != nullptr, topology.model.path, ": no tokenizer, which RL needs");
@@ -69,6 +72,7 @@ int run_rl(const RlTopology& topology) {
 
   const auto resumed = find_resume(topology.checkpoint, topology.run.folder);
   const auto state = resumed ? parse_run_state(resumed->state) : RunState{};
+  const auto initial_weights = resumed ? std::filesystem::path() : find_initial_weights(topology.checkpoint);
   const auto folder = open_run_folder(topology.run, resumed ? state.step : -1);
   if (resumed) observer->say(concat("resuming after step ", state.step, " from ", resumed->path.string()));
 
@@ -80,7 +84,10 @@ int run_rl(const RlTopology& topology) {
   engine.num_threads = topology.rollout.num_threads > 0 ? topology.rollout.num_threads
                                                         : std::max(1, threads / topology.rollout.num_workers);
   if (engine.max_context_length <= 0) engine.max_context_length = topology.learner.max_context_length;
-  engine.log_prob_vocab_size = topology.learner.log_prob_vocab_size;
+  // The tokenizer's vocabulary, not the head's rows, which may be padded (invariant 6): no id without a token is drawn.
+  engine.log_prob_vocab_size = std::min(model->config().vocab_size, model->tokenizer()->vocab_size());
+  auto learner = topology.learner;
+  learner.log_prob_vocab_size = engine.log_prob_vocab_size;
   const auto dtype = compute_dtype(topology.rollout.dtype);
 
   // Readers of weights: every worker, and the evaluator.
@@ -101,9 +108,14 @@ int run_rl(const RlTopology& topology) {
   std::vector<uint64_t> live;
   for (const auto& one : state.live) live.push_back(one.group);
   const auto saved_groups = resumed ? resumed->groups : std::string();
+  const auto finished = finished_samples(buffer_options, saved_groups, live, num_samples_per_group);
+
+  const auto group_to_worker =
+      topology.run.deterministic ? GroupToWorker::kFixed : parse_group_to_worker(topology.rollout.group_to_worker);
 
   CastList cast;
   cast.num_rollouts = topology.rollout.num_workers;
+  cast.needs_every_rollout = group_to_worker == GroupToWorker::kFixed;
   cast.restarts = restart_options(topology.limits);
   cast.observer = observer;
   cast.start_buffer = [=](caf::actor_system& system) {
@@ -128,9 +140,7 @@ int run_rl(const RlTopology& topology) {
                             supervisor_actor supervisor) {
     DirectorSetup setup;
     setup.admission = admission;
-    setup.work = {
-        topology.run.deterministic ? GroupToWorker::kFixed : parse_group_to_worker(topology.rollout.group_to_worker),
-        topology.rollout.num_workers, topology.limits.max_attempts};
+    setup.work = {group_to_worker, topology.rollout.num_workers, topology.limits.max_attempts};
     setup.num_samples_per_group = num_samples_per_group;
     setup.num_steps = topology.run.steps;
     setup.save_interval = topology.checkpoint.enable ? topology.checkpoint.interval : 0;
@@ -139,7 +149,7 @@ int run_rl(const RlTopology& topology) {
     setup.evaluation_interval = topology.evaluation.interval;
     setup.keep_best = topology.evaluation.keep_best;
     setup.state = state;
-    setup.finished = finished_samples(buffer_options, saved_groups, live);
+    setup.finished = finished;
     setup.encode = [=](uint64_t id) {
       const auto prompt = prompts->at(id);
       return EncodedPrompt{model->encode(prompt), prompt.metadata_json};
@@ -151,9 +161,10 @@ int run_rl(const RlTopology& topology) {
     setup.limit = limit;
     return spawn_director(system, std::move(buffer), std::move(evaluator), std::move(supervisor), std::move(setup));
   };
+  // Every worker's questions may stand before this one, and each rule may use up its own limit.
   double score_limit_s = 10;
   for (const auto& reward : topology.rewards)
-    score_limit_s += reward.timeout_s * static_cast<double>(2 * topology.rollout.engine.max_sequences);
+    score_limit_s += reward.timeout_s * RolloutSetup().max_scores_asked * (topology.rollout.num_workers + 1);
   cast.start_reward = [=](caf::actor_system& system, buffer_actor buffer) {
     return spawn_reward(system, std::move(buffer),
                         {[=] {
@@ -172,8 +183,8 @@ int run_rl(const RlTopology& topology) {
     setup.score_limit = std::min(limit, milliseconds_of(score_limit_s));
     return spawn_rollout(system, worker, std::move(director), std::move(reward), std::move(setup));
   };
-  const auto shard = shard_setup(topology.learner, topology.run, topology.checkpoint, topology.num_ranks,
-                                 topology.num_replicas, threads, limit);
+  const auto shard = shard_setup(learner, topology.run, topology.checkpoint, topology.num_ranks, topology.num_replicas,
+                                 threads, limit);
   cast.start_trainer = [=](caf::actor_system& system, batch_source_actor source, run_control_actor control,
                            supervisor_actor supervisor) {
     auto ranks = shard;
@@ -187,6 +198,9 @@ int run_rl(const RlTopology& topology) {
     ranks.publish_dtype = dtype;
     ranks.options.algorithm.temperature = sampling.temperature;
     if (resumed) ranks.resume_from = resumed->path;
+    ranks.initial_weights = initial_weights;
+    ranks.num_steps = topology.run.steps;
+    ranks.first_step = state.step;
     TrainerSetup setup;
     setup.num_ranks = topology.num_ranks;
     setup.make_work = [ranks](int rank) { return make_learner_shard(rank, ranks); };
@@ -197,9 +211,15 @@ int run_rl(const RlTopology& topology) {
     setup.limit = limit;
     return spawn_trainer(system, std::move(source), std::move(control), std::move(supervisor), std::move(setup));
   };
-  const auto code = play(std::move(cast), play_options(topology.limits, topology.handle_signals));
-  recorder->sync();
-  if (topology.metrics.enable_trace) trace->write(std::filesystem::path(topology.run.folder) / "trace.json");
+  const auto finish = [=, &topology] {
+    recorder->sync();
+    if (topology.metrics.enable_trace) trace->write(std::filesystem::path(topology.run.folder) / "trace.json");
+    observer->call([](RunObserver& listener) { listener.on_end(); });
+  };
+  auto options = play_options(topology.limits, topology.handle_signals);
+  options.on_forced_end = finish;
+  const auto code = play(std::move(cast), options);
+  finish();
   return code;
 }
 

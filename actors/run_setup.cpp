@@ -7,14 +7,31 @@
 
 namespace troupe {
 
-std::optional<FoundCheckpoint> find_resume(const CheckpointOptions& checkpoint, const std::string& run_folder) {
-  if (checkpoint.resume == "never") return std::nullopt;
-  if (checkpoint.resume == "auto") return find_checkpoint(std::filesystem::path(run_folder) / "checkpoints");
-  const std::filesystem::path folder = checkpoint.resume;
+namespace {
+
+/// One checkpoint, the newest of a folder of them, or the newest of a run.
+FoundCheckpoint read_named(const char* key, std::filesystem::path folder) {
+  if (!folder.has_filename()) folder = folder.parent_path();  // "runs/a/checkpoints/step-50/"
   if (std::filesystem::exists(folder / "manifest.json")) return read_checkpoint(folder);
   auto found = find_checkpoint(std::filesystem::exists(folder / "checkpoints") ? folder / "checkpoints" : folder);
-  require(found.has_value(), "checkpoint.resume = \"", checkpoint.resume, "\": no whole checkpoint there");
-  return found;
+  require(found.has_value(), key, " = \"", folder.string(), "\": no whole checkpoint there");
+  return std::move(*found);
+}
+
+}  // namespace
+
+std::optional<FoundCheckpoint> find_resume(const CheckpointOptions& checkpoint, const std::string& run_folder) {
+  if (checkpoint.resume != "never" && checkpoint.resume != "auto")
+    return read_named("checkpoint.resume", checkpoint.resume);
+  if (checkpoint.resume == "auto")
+    if (auto found = find_checkpoint(std::filesystem::path(run_folder) / "checkpoints")) return found;
+  if (checkpoint.initial_load_path.empty() || checkpoint.initial_load_model_only) return std::nullopt;
+  return read_named("checkpoint.initial_load_path", checkpoint.initial_load_path);
+}
+
+std::filesystem::path find_initial_weights(const CheckpointOptions& checkpoint) {
+  if (checkpoint.initial_load_path.empty()) return {};
+  return read_named("checkpoint.initial_load_path", checkpoint.initial_load_path).path;
 }
 
 std::shared_ptr<RunFolder> open_run_folder(const RunOptions& run, int64_t last_step) {
@@ -22,7 +39,18 @@ std::shared_ptr<RunFolder> open_run_folder(const RunOptions& run, int64_t last_s
   if (!run.resolved_config.empty()) write_file_atomically(folder->path() / "config.toml", run.resolved_config);
   log::add_file((folder->path() / "log.txt").string());
   set_aside_checkpoints(folder->checkpoints(), last_step);
+  set_aside_checkpoints(folder->path() / "critic" / "checkpoints", last_step);
   return folder;
+}
+
+void refuse_own_model(const char* key, const std::string& path, const std::string& run_folder) {
+  if (path.empty()) return;
+  const auto given = std::filesystem::weakly_canonical(path);
+  const auto run = std::filesystem::weakly_canonical(run_folder);
+  for (const auto& own : {run / "model", run / "best", run / "critic" / "model"})
+    if (given == own || given.parent_path() == own)
+      throw UsageError(concat(
+          key, " = ", path, " is a folder that this run writes its own model to; give the run another ", "run.folder"));
 }
 
 std::chrono::milliseconds milliseconds_of(double seconds) {

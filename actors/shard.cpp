@@ -19,7 +19,7 @@ class ShardState {
     return {
         [this](atom::load) {
           return run("load", [&] {
-            work_ = make_work_(rank_);
+            if (work_ == nullptr) work_ = make_work_(rank_);
             return work_->load();
           });
         },

@@ -115,12 +115,12 @@ class SupervisorState {
                                  cast_.restarts.num_restarts, " in ", pause->count(), " ms"));
       if (seat.role == "rollout") ++num_restarting_;
       self_->delayed_send(self_, *pause, atom::next_v, seat.role, seat.seat);
-    } else if (seat.role == "rollout" && (!rollouts_.empty() || num_restarting_ > 0)) {
+    } else if (seat.role == "rollout" && !cast_.needs_every_rollout && (!rollouts_.empty() || num_restarting_ > 0)) {
       cast_.observer->say(
           concat(seat.text(), " is given up after ", cast_.restarts.num_restarts, " restarts: ", cause));
     } else {
       wind_down(concat(seat.text(), " fell ", cast_.restarts.num_restarts + 1,
-                       " times, nobody is left to do its work: ", cause));
+                       " times, nobody else can do its work: ", cause));
     }
   }
 

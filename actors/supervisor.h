@@ -17,6 +17,7 @@ namespace troupe {
 /// How each role is started. For pre-training only `start_control` (the data actor) and `start_trainer` are set.
 struct CastList {
   int num_rollouts = 0;
+  bool needs_every_rollout = false;  // a worker's work cannot be done by another one (deterministic runs)
   RestartOptions restarts;
   std::shared_ptr<ObserverGate> observer;
   std::function<buffer_actor(caf::actor_system&)> start_buffer;

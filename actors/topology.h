@@ -43,7 +43,11 @@ struct CheckpointOptions {
   int64_t keep_latest_k = 3;    // 0: all
   bool is_async = true;         // written from a snapshot while training goes on
   std::string resume = "auto";  // "auto", "never" or a folder
-  bool last_save_in_hf = true;  // writes <folder>/model at the end
+  /// A run, its checkpoints or one of them, which a run without a checkpoint of its own starts from; "": model.path
+  /// alone.
+  std::string initial_load_path;
+  bool initial_load_model_only = true;  // its weights, at step 0; false: as if it were resumed
+  bool last_save_in_hf = true;          // writes <folder>/model at the end
   std::string export_dtype = "float32";
 };
 
@@ -110,6 +114,8 @@ class RunObserver {
   virtual void on_evaluation(const nlohmann::json& metrics) {}
   /// One completed sample worth showing: {"step", "prompt", "completion", "reward", ...}, as in rollout_samples.jsonl.
   virtual void on_sample(const nlohmann::json& sample) {}
+  /// Once, when the run is over, whatever its exit code: every file of the run folder is complete.
+  virtual void on_end() {}
   /// Other lines: what is being loaded, a checkpoint written, a restart. One line, no line feed.
   virtual void on_text(std::string_view line) {}
 };

@@ -21,7 +21,8 @@ struct TrainBatch {
 class ShardWork {
  public:
   virtual ~ShardWork() = default;
-  /// Builds and loads the model (from a checkpoint where the run resumes).
+  /// Builds and loads the model (from a checkpoint where the run resumes). Called again for as long as the answer holds
+  /// "unfinished", so that work that takes longer than one request may is done in parts.
   virtual nlohmann::json load() = 0;
   virtual nlohmann::json train(const TrainBatch& batch) = 0;
   virtual nlohmann::json validate(const TrainBatch& batch) = 0;

@@ -124,6 +124,11 @@ class TrainerState {
     ask_shards(
         "load",
         [this](nlohmann::json description) {
+          if (description.contains("unfinished")) {
+            setup_.observer->say(description["unfinished"].get<std::string>());
+            load();
+            return;
+          }
           setup_.observer->call([&](RunObserver& observer) { observer.on_start(description); });
           publish([this](const nlohmann::json&) { ask_control("decide", atom::decide_v); });
         },
@@ -133,18 +138,19 @@ class TrainerState {
   void publish(Next next) { ask_shards("publish", std::move(next), atom::weights_v, int64_t{step_}); }
 
   void obey(const StepDecision& decision) {
-    if (decision.export_best) {
-      auto rest = decision;
-      rest.export_best = false;
-      ask_shards(
-          "write best model", [this, rest](const nlohmann::json&) { obey(rest); }, atom::write_v, std::string("best"));
-    } else if (decision.save) {
+    // The checkpoint first: what fails after it costs no step.
+    if (decision.save) {
       auto rest = decision;
       rest.save = false;
       rest.state_json.clear();
       rest.groups = {};
       ask_shards(
           "save", [this, rest](const nlohmann::json&) { obey(rest); }, atom::save_v, int64_t{step_}, decision);
+    } else if (decision.export_best) {
+      auto rest = decision;
+      rest.export_best = false;
+      ask_shards(
+          "write best model", [this, rest](const nlohmann::json&) { obey(rest); }, atom::write_v, std::string("best"));
     } else if (decision.validate && setup_.validation.batch != nullptr) {
       ask_shards(
           "validate",

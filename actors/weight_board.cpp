@@ -20,7 +20,11 @@ double WeightBoard::wait_for_room(std::chrono::milliseconds limit) {
     prune();
     if (static_cast<int>(alive_.size()) <= num_readers_) break;
     if (Clock::now() - start > limit) {
-      fail("weights: ", alive_.size(), " snapshots are still held by readers after ", limit.count(), " ms; at most ",
+      std::string held;
+      for (const auto& model : alive_)
+        if (const auto one = model.lock())
+          held += concat(held.empty() ? "" : ", ", "version ", one->version(), " by ", model.use_count() - 1);
+      fail("weights: ", alive_.size(), " snapshots are still held after ", limit.count(), " ms (", held, "); at most ",
            num_readers_ + 1, " may exist");
     }
     released_.wait_for(lock, kLook);

@@ -126,6 +126,8 @@ LearnerOptions learner_options(const Config& config, int64_t num_updates) {
   learner.activation_checkpoint = config.string("activation_checkpoint.mode");
   learner.seed = static_cast<uint64_t>(config.integer("run.seed"));
   learner.deterministic = config.boolean("run.deterministic");
+  const auto peak_tflops = config.number("metrics.peak_tflops");
+  learner.peak_flops = peak_tflops > 0 ? peak_tflops * 1e12 : -1;
   return learner;
 }
 
@@ -141,6 +143,11 @@ CheckpointOptions checkpoint_options(const Config& config) {
     refuse(config, "checkpoint.resume",
            "takes \"auto\", \"never\" or a checkpoint folder, and there is no such folder");
   }
+  checkpoint.initial_load_path = config.string("checkpoint.initial_load_path");
+  if (!checkpoint.initial_load_path.empty() && !std::filesystem::is_directory(checkpoint.initial_load_path))
+    refuse(config, "checkpoint.initial_load_path",
+           "takes a run folder or a checkpoint folder, and there is no such folder");
+  checkpoint.initial_load_model_only = config.boolean("checkpoint.initial_load_model_only");
   checkpoint.last_save_in_hf = config.boolean("checkpoint.last_save_in_hf");
   checkpoint.export_dtype = config.string("checkpoint.export_dtype");
   return checkpoint;
@@ -213,6 +220,8 @@ EvaluationOptions evaluation_options(const Config& config, const PromptSourceOpt
   evaluation.data = training_data;
   evaluation.data.kind = kind == "auto" ? training_data.kind : kind;
   evaluation.data.paths = config.strings("evaluation.paths");
+  evaluation.num_samples = config.integer("evaluation.num_samples");
+  evaluation.keep_best = config.boolean("evaluation.keep_best");
   evaluation.data.seed = static_cast<uint64_t>(config.integer("evaluation.seed"));
   evaluation.data.held_out = true;
   check_paths(config, "evaluation.paths");
@@ -262,9 +271,9 @@ std::vector<RewardOptions> reward_options(const Config& config) {
 SamplingOptions sampling_options(const Config& config) {
   SamplingOptions sampling;
   sampling.temperature = config.number("sampling.temperature");
-  if (sampling.temperature <= 0)
+  if (sampling.temperature < 1e-4)
     refuse(config, "sampling.temperature",
-           "training needs samples: a temperature above 0 (greedy decoding explores nothing)");
+           "training needs samples: a temperature above 0, at least 0.0001 (greedy decoding explores nothing)");
   sampling.top_p = config.number("sampling.top_p");
   if (sampling.top_p <= 0) refuse(config, "sampling.top_p", "is above 0");
   sampling.top_k = static_cast<int32_t>(config.integer("sampling.top_k"));

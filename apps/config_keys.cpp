@@ -57,7 +57,7 @@ std::vector<KeySpec> make_plain_keys() {
       number("optimizer.lr", 1e-6, "learning rate after warm-up", 0),
       number("optimizer.beta1", 0.9, "AdamW: decay of the first moment", 0, 1),
       number("optimizer.beta2", 0.95, "AdamW: decay of the second moment", 0, 1),
-      number("optimizer.eps", 1e-8, "AdamW: added to the root of the second moment", 0),
+      number("optimizer.eps", 1e-8, "AdamW: added to the root of the second moment", 1e-30),
       number("optimizer.weight_decay", 0.0, "decoupled weight decay of matrices (norms and biases take none)", 0),
 
       integer("lr_scheduler.warmup_steps", 0, "steps of linear warm-up", 0),
@@ -86,6 +86,10 @@ std::vector<KeySpec> make_plain_keys() {
       boolean("checkpoint.last_save_in_hf", true,
               "write the trained model as a Hugging Face folder (model/) at the end"),
       choice("checkpoint.export_dtype", "float32", {"float32", "bfloat16"}, "dtype of that folder"),
+      text("checkpoint.initial_load_path", "",
+           "run or checkpoint folder that a run without a checkpoint of its own starts from"),
+      boolean("checkpoint.initial_load_model_only", true,
+              "take the weights alone and begin at step 0; false: go on as that run would"),
       text("checkpoint.resume", "auto",
            "\"auto\": from the newest valid checkpoint of the run folder; \"never\"; or a checkpoint folder"),
 
@@ -124,7 +128,7 @@ std::vector<KeySpec> make_plain_keys() {
       automatic("rollout.kv_cache_mib",
                 "KV cache of one worker in MiB; auto: what max_sequences of max_context_length need, at most 512"),
       integer("rollout.kv_block_tokens", 16, "tokens of one cache block", 1, 1024),
-      integer("rollout.prefill_chunk_tokens", 512, "prompt tokens computed between two decode steps", 1),
+      integer("rollout.prefill_chunk_tokens", 512, "prompt tokens computed between two decode steps", 1, 1 << 20),
       choice("rollout.on_weights", "keep", {"keep", "recompute", "finish"},
              "running sequences at a weight update: keep their cache, rebuild it, or finish first"),
       choice("rollout.dtype", "auto", dtypes, "dtype of compute; auto: bfloat16 where the processor has it"),
@@ -133,7 +137,7 @@ std::vector<KeySpec> make_plain_keys() {
 
       number("sampling.temperature", 1.0, "softmax temperature; 0 (greedy) is refused for training", 0),
       number("sampling.top_p", 1.0, "nucleus: smallest set of tokens with this probability; 1: off", 0, 1),
-      integer("sampling.top_k", 0, "only the k best tokens; 0: off", 0),
+      integer("sampling.top_k", 0, "only the k best tokens; 0: off", 0, 1 << 30),
       number("sampling.min_p", 0.0, "only tokens with this share of the best one's probability; 0: off", 0, 1),
       integer("sampling.max_new_tokens", 128, "longest completion in tokens", 1),
       list("sampling.stop", "strings that end a completion"),
@@ -161,6 +165,8 @@ std::vector<KeySpec> make_plain_keys() {
              "held-out data; auto: like data.kind, of another stream"),
       list("evaluation.paths", "JSONL: files of the held-out set"),
       integer("evaluation.seed", 99, "seed of the held-out set", 0),
+      integer("evaluation.num_samples", 1, "answers a prompt; 1: greedy, more: drawn, for avg@k and pass@k", 1, 4096),
+      boolean("evaluation.keep_best", true, "write the weights of the best score to best/ of the run folder"),
 
       automatic("topology.threads", "compute threads of the whole process; auto: all cores"),
       automatic("topology.rollout_threads",
@@ -169,6 +175,8 @@ std::vector<KeySpec> make_plain_keys() {
       number("cluster.request_timeout_s", 600.0, "limit of every request between actors", 0.001),
 
       integer("metrics.log_freq", 1, "steps between console lines", 1),
+      number("metrics.peak_tflops", 0.0,
+             "1e12 operations a second of all trainer ranks together, for mfu(%); 0: measured by a matrix product", 0),
       boolean("metrics.enable_trace", false,
               "write trace.json (Chrome and Perfetto read it) with the busy spans of every role"),
       choice("metrics.console", "auto", {"auto", "plain", "quiet"},

@@ -33,6 +33,14 @@ class ConsoleObserver : public RunObserver {
   void on_evaluation(const nlohmann::json& metrics) override {
     if (!quiet_) log::info("evaluation after step ", metrics.value("step", int64_t{0}), ":", evaluation_text(metrics));
   }
+  void on_end() override {
+    if (folder_.empty()) return;
+    try {
+      write_report(folder_);
+    } catch (const std::exception& error) {
+      log::warning("no report: ", error.what());
+    }
+  }
   const std::string& folder() const { return folder_; }
 
  private:
@@ -68,13 +76,7 @@ int run_job(const Job& job, const std::string& path, const std::vector<std::stri
     code = job.run(config, observer);
     folder = observer.folder();
   }
-  if (folder.empty()) return code;
-  try {
-    write_report(folder);
-  } catch (const Error& error) {
-    log::warning("no report: ", error.what());
-  }
-  if (code == 0) job.closing_words(folder);
+  if (code == 0 && !folder.empty()) job.closing_words(folder);
   return code;
 }
 

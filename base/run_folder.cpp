@@ -1,6 +1,7 @@
 #include "base/run_folder.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -15,8 +16,13 @@ namespace troupe {
 namespace {
 
 std::filesystem::path prepare(const std::filesystem::path& folder, const char* name, int64_t last_step) {
-  make_folders(folder);
   const auto path = folder / name;
+  std::error_code none;
+  if (last_step < 0 && std::filesystem::file_size(path, none) > 0 && !none) {
+    auto aside = path;
+    aside += ".set-aside";
+    std::filesystem::rename(path, aside);
+  }
   cut_json_lines_after(path, last_step);
   return path;
 }
@@ -74,8 +80,21 @@ int64_t cut_json_lines_after(const std::filesystem::path& path, int64_t last_ste
   return num_cut;
 }
 
+RunFolder::Lock::Lock(const std::filesystem::path& folder) {
+  make_folders(folder);
+  const auto path = folder / ".lock";
+  file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (file_ < 0) fail("cannot write ", path.string(), ": ", std::strerror(errno));
+  if (::flock(file_, LOCK_EX | LOCK_NB) == 0 || errno == ENOLCK || errno == EOPNOTSUPP) return;
+  ::close(file_);
+  fail("the run folder ", folder.string(), " is in use by another process; give this run another run.folder");
+}
+
+RunFolder::Lock::~Lock() { ::close(file_); }
+
 RunFolder::RunFolder(std::filesystem::path folder, int64_t last_step)
     : folder_(std::move(folder)),
+      lock_(folder_),
       metrics_(prepare(folder_, "metrics.jsonl", last_step)),
       journal_(prepare(folder_, "journal.jsonl", last_step)),
       samples_(prepare(folder_, "rollout_samples.jsonl", last_step)) {}

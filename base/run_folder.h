@@ -35,7 +35,8 @@ int64_t cut_json_lines_after(const std::filesystem::path& path, int64_t last_ste
 
 class RunFolder {
  public:
-  /// Creates the folder and cuts the three files after `last_step` (-1: starts them anew); the log goes on.
+  /// Creates the folder and cuts the three files after `last_step`; -1: they become `*.set-aside` and begin anew. The
+  /// log goes on. Throws Error where another process has the folder.
   RunFolder(std::filesystem::path folder, int64_t last_step);
 
   JsonLinesFile& metrics() { return metrics_; }
@@ -46,7 +47,20 @@ class RunFolder {
   std::filesystem::path checkpoints() const { return folder_ / "checkpoints"; }
 
  private:
+  /// Held for as long as the folder is written to; the system lets go of it with the process.
+  class Lock {
+   public:
+    explicit Lock(const std::filesystem::path& folder);
+    ~Lock();
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+   private:
+    int file_ = -1;
+  };
+
   std::filesystem::path folder_;
+  Lock lock_;
   JsonLinesFile metrics_, journal_, samples_;
 };
 

@@ -109,7 +109,7 @@ void commit(const fs::path& partial, const fs::path& final_path, const Checkpoin
   }
   write_file_synced(partial / "manifest.json", manifest.dump());
   sync_folder(partial);
-  name_checkpoint(partial, final_path);
+  replace_folder(partial, final_path);
   sync_folder(request.folder);
   try {
     remove_older_checkpoints(request.folder, request.step, request.keep_latest_k);

@@ -46,7 +46,7 @@ std::vector<fs::path> checkpoints_newest_first(const fs::path& folder) {
   return all;
 }
 
-void name_checkpoint(const fs::path& partial, const fs::path& final_path) {
+void replace_folder(const fs::path& partial, const fs::path& final_path) {
   if (fs::exists(final_path)) {
     if (::renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, final_path.c_str(), RENAME_EXCHANGE) == 0) {
       fs::remove_all(partial);

@@ -9,9 +9,9 @@ namespace troupe {
 
 /// The folders named step-N, whole or not.
 std::vector<std::filesystem::path> checkpoints_newest_first(const std::filesystem::path& folder);
-/// The written `partial` folder becomes the checkpoint `final_path`. One of the same step changes places with it in a
-/// single call, so that there is no moment with neither.
-void name_checkpoint(const std::filesystem::path& partial, const std::filesystem::path& final_path);
+/// The written `partial` folder becomes `final_path`. An older folder of that name changes places with it in a single
+/// call, so that there is no moment with neither, and is removed.
+void replace_folder(const std::filesystem::path& partial, const std::filesystem::path& final_path);
 /// Removes all but the newest k (0: keeps all) and never `step` itself; removes what saves up to `step` left behind.
 void remove_older_checkpoints(const std::filesystem::path& folder, int64_t step, int64_t keep_latest_k);
 /// Takes the checkpoints beyond `step` out of the count, for a run that begins again from `step` (-1: from nothing):

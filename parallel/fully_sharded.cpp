@@ -342,6 +342,19 @@ TensorMap FullyShardedDecoder::gather_weights(at::ScalarType dtype) {
   return implementation_->gather_full(dtype, false);
 }
 
+TensorMap FullyShardedDecoder::borrow_weights(at::ScalarType dtype) {
+  auto& self = *implementation_;
+  if (self.collectives.size() > 1 || dtype != self.options.parameter_dtype) return gather_weights(dtype);
+  TensorMap tensors;
+  for (size_t index = 0; index < self.units.size(); ++index) {
+    self.gather(index, "weights");
+    const auto& parts = *self.units[index].parts;
+    for (size_t parameter = 0; parameter < parts.parameters().size(); ++parameter)
+      tensors[parts.parameters()[parameter].spec.name] = parts.leaf(parameter).detach();
+  }
+  return tensors;
+}
+
 TensorMap FullyShardedDecoder::gather_gradients() {
   shards();  // gradients never received become zero
   return implementation_->gather_full(at::kFloat, true);

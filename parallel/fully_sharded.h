@@ -81,6 +81,9 @@ class FullyShardedDecoder : public UnitRunner {
   double gradient_norm();
   /// Full tensors in `dtype`, gathered unit by unit (every rank calls; each gets them all). Tied ones once.
   TensorMap gather_weights(at::ScalarType dtype);
+  /// The same for a reader that is done before the parameters change again: where one rank holds everything in the
+  /// parameter dtype, these are the tensors that the next forward computes with, and nothing is copied.
+  TensorMap borrow_weights(at::ScalarType dtype);
   /// Full fp32 gradients by name, for tests and verify.
   TensorMap gather_gradients();
   /// Highest bytes of gathered parameters at one time (since the last call of reset), for tests against the formula.

@@ -16,8 +16,12 @@ class ScoreModel {
   explicit ScoreModel(std::shared_ptr<const CheckpointReader> reader)
       : reader_(std::move(reader)), decoder_(reader_->config()) {}
 
-  double score(const std::vector<int32_t>& tokens) {
+  void load() {
     std::call_once(loaded_, [this] { decoder_.bind_all(load_weights(*reader_, at::kFloat)); });
+  }
+
+  double score(const std::vector<int32_t>& tokens) {
+    load();
     require(!tokens.empty(), "a sample without tokens has no score");
     const auto vocab_size = decoder_.config().vocab_size;
     for (const auto token : tokens)
@@ -67,6 +71,7 @@ class ModelReward : public RewardFunction {
     offset_ = options.settings.value("offset", 0.0);
     model_ = shared_model(path);
   }
+  void load() const override { model_->load(); }
   double score(const Trajectory& trajectory, const nlohmann::json&) const override {
     return scale_ * model_->score(trajectory.tokens) + offset_;
   }

@@ -26,6 +26,12 @@ class PageMemory {
   size_t bytes_ = 0;
 };
 
+/// Pages for a model that is about to be packed: those of a version that nobody reads any more where they fit, for the
+/// kernel takes longer to clear fresh ones than packing takes. What is in them is undefined.
+std::unique_ptr<PageMemory> take_pages(size_t bytes);
+/// Keeps one block for the next version.
+void give_pages(std::unique_ptr<PageMemory> pages);
+
 /// One weight [N, K] as panels.
 template <class T>
 struct PackedMatrix {
@@ -56,6 +62,9 @@ class PackedDecoder final : public PackedModel {
   const ModelConfig& config() const override { return config_; }
 
   explicit PackedDecoder(ModelConfig config, int64_t version) : config_(std::move(config)), version_(version) {}
+  ~PackedDecoder() override {
+    if (memory != nullptr) give_pages(std::move(memory));
+  }
 
   std::unique_ptr<PageMemory> memory;
   std::vector<PackedLayer<T>> layers;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <set>
 #include <thread>
 
@@ -36,6 +37,34 @@ PageMemory::~PageMemory() { ::munmap(data_, bytes_); }
 
 namespace {
 
+struct Spare {
+  std::mutex mutex;
+  std::unique_ptr<PageMemory> pages;
+};
+/// Never destroyed: models may end after static objects do.
+Spare& spare() {
+  static auto* instance = new Spare;
+  return *instance;
+}
+
+}  // namespace
+
+std::unique_ptr<PageMemory> take_pages(size_t bytes) {
+  {
+    const std::scoped_lock lock(spare().mutex);
+    auto& pages = spare().pages;
+    if (pages != nullptr && pages->bytes() >= bytes && pages->bytes() - bytes < kLargePage) return std::move(pages);
+  }
+  return std::make_unique<PageMemory>(bytes);
+}
+
+void give_pages(std::unique_ptr<PageMemory> pages) {
+  const std::scoped_lock lock(spare().mutex);
+  spare().pages = std::move(pages);
+}
+
+namespace {
+
 /// One matrix to pack: its panels are interleaved with those of others where `panel_stride` is above 1.
 template <class T>
 struct PackJob {
@@ -53,7 +82,7 @@ class Packer {
   std::shared_ptr<const PackedModel> pack(int num_threads) {
     check_names();
     plan();
-    model_->memory = std::make_unique<PageMemory>(elements_ * sizeof(T));
+    model_->memory = take_pages(elements_ * sizeof(T));
     place();
     run(num_threads);
     return model_;

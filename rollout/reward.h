@@ -12,7 +12,7 @@ namespace troupe {
 
 /// One [[reward]] table of the configuration; `settings` holds the kind's own keys.
 struct RewardOptions {
-  std::string kind;  // "exact", "number", "regex", "length", "model", "remote"
+  std::string kind;  // "exact", "number", "regex", "length", "model", or one that was registered
   std::string name;  // default: kind
   double weight = 1;
   double timeout_s = 10;
@@ -23,6 +23,8 @@ struct RewardOptions {
 class RewardFunction {
  public:
   virtual ~RewardFunction() = default;
+  /// What takes long (a model's weights): once, before the first score, outside of its time limit.
+  virtual void load() const {}
   /// Throws to say why there is no value.
   virtual double score(const Trajectory& trajectory, const nlohmann::json& metadata) const = 0;
 };

@@ -2,8 +2,9 @@
 //
 //   score() ──task──> one thread a rule ──value or reason──> score()      waits at most timeout_s
 //
-// A rule that is late cannot be stopped: its thread is left to end by itself and a new one takes its place. After
-// kMostLostThreads of them the rule counts as broken, and every further sample fails at once with that reason.
+// A rule that is late cannot be stopped: its thread is left to end by itself and a new one takes its place. While
+// kMostLostThreads of them are still at it the rule counts as broken, and every further sample fails at once with that
+// reason.
 #include <atomic>
 #include <cmath>
 #include <condition_variable>
@@ -16,7 +17,7 @@
 namespace troupe {
 namespace {
 
-constexpr int kMostLostThreads = 8;
+constexpr size_t kMostLostThreads = 8;
 
 /// One thread that runs one rule; shared with that thread, which may outlive the rest.
 struct Runner {
@@ -24,7 +25,7 @@ struct Runner {
   std::condition_variable changed;
   const std::shared_ptr<const RewardFunction> function;
   std::optional<std::pair<Trajectory, nlohmann::json>> task;
-  bool done = false, stop = false;
+  bool done = false, stop = false, ended = false;
   double value = 0;
   std::string failure;
 
@@ -34,7 +35,10 @@ struct Runner {
     std::unique_lock lock(self->mutex);
     for (;;) {
       self->changed.wait(lock, [&] { return self->stop || (self->task && !self->done); });
-      if (self->stop) return;
+      if (self->stop) {
+        self->ended = true;
+        return;
+      }
       const auto task = std::move(*self->task);
       lock.unlock();
       double value = 0;
@@ -71,11 +75,17 @@ class TimedRule {
   }
 
   const RewardOptions& options() const { return options_; }
+  void load() { function_->load(); }
 
   RewardValue score(const Trajectory& trajectory, const nlohmann::json& metadata) {
     RewardValue result{options_.name, std::nullopt, ""};
-    if (num_lost_ >= kMostLostThreads) {
-      result.failure = concat("given up: ", num_lost_, " calls went over the limit of ", options_.timeout_s, " s");
+    std::erase_if(lost_, [](const auto& runner) {
+      const std::scoped_lock lock(runner->mutex);
+      return runner->ended;
+    });
+    if (lost_.size() >= kMostLostThreads) {
+      result.failure =
+          concat(lost_.size(), " calls went over the limit of ", options_.timeout_s, " s and have not come back");
       return result;
     }
     if (runner_ == nullptr) {
@@ -92,8 +102,7 @@ class TimedRule {
       runner_->stop = true;  // should it ever come back, it ends
       lock.unlock();
       thread_.detach();
-      runner_.reset();
-      ++num_lost_;
+      lost_.push_back(std::move(runner_));
       return result;
     }
     runner_->task.reset();
@@ -110,7 +119,7 @@ class TimedRule {
   std::shared_ptr<const RewardFunction> function_;
   std::shared_ptr<Runner> runner_;
   std::thread thread_;
-  int num_lost_ = 0;
+  std::vector<std::shared_ptr<Runner>> lost_;  // that have not come back
 };
 
 }  // namespace
@@ -122,6 +131,7 @@ struct RewardSet::Implementation {
 
 RewardSet::RewardSet(std::vector<RewardOptions> options) : implementation_(std::make_unique<Implementation>()) {
   for (const auto& rule : options) implementation_->rules.push_back(std::make_unique<TimedRule>(rule));
+  for (const auto& rule : implementation_->rules) rule->load();
 }
 RewardSet::~RewardSet() = default;
 

@@ -157,6 +157,8 @@ void check_algorithm(const AlgorithmOptions& o) {
   check_that(o.ratio_max > 0, "ratio_max", o.ratio_max, "must be above 0");
   check_that(o.aggregation != "constant" || o.constant_length > 0, "constant_length", o.constant_length,
              "must be above 0 with aggregation = \"constant\"");
+  check_that(o.positive_advantage_scale >= 0, "positive_advantage_scale", o.positive_advantage_scale,
+             "must not be negative");
   check_that(o.kl_coefficient >= 0, "kl_coefficient", o.kl_coefficient, "must not be negative");
   check_that(o.kl_target >= 0, "kl_target", o.kl_target, "must not be negative");
   check_that(o.kl_target == 0 || o.kl_horizon > 0, "kl_horizon", o.kl_horizon, "must be above 0");

@@ -19,7 +19,11 @@ struct AlgorithmOptions {
   std::string advantage = "group_mean";
   std::string advantage_std = "sample";  // of the group: "sample" "population" "none"
   bool whiten_advantages = false;        // over all trainable tokens of the batch
-  std::string policy_loss = "clip";      // "clip" "gspo" "cispo" "reinforce"
+  /// Positive advantages are multiplied by this, after whitening. Below 1 a step teaches more by what went wrong than
+  /// by what went right, which keeps entropy up (Zhu et al. 2025, arXiv 2506.01347: W-REINFORCE, 0.1; 0: negative
+  /// only).
+  double positive_advantage_scale = 1;
+  std::string policy_loss = "clip";  // "clip" "gspo" "cispo" "reinforce"
   double clip_low = 0.2, clip_high = 0.2;
   double dual_clip = 0;                    // 0: off; else above 1
   double ratio_max = 1.2;                  // cispo: bound of the ratio that weighs a token

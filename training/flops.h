@@ -4,6 +4,7 @@
 
 #include "models/config.h"
 #include "models/layout.h"
+#include "models/torch.h"
 
 namespace troupe {
 
@@ -11,5 +12,9 @@ namespace troupe {
 /// parameter of the layers and token, 6 a parameter of the head and predicted token, 12 * heads * head size a layer and
 /// attended pair.
 double training_flops(const ModelConfig& config, const PackedLayout& layout, int64_t num_predicted);
+
+/// Operations a second of a large matrix product in `dtype` with the calling thread's share of the processor: what a
+/// model's FLOP utilisation is measured by where the device's own figure is not given. Takes a fraction of a second.
+double measure_flops(at::ScalarType dtype, at::Device device);
 
 }  // namespace troupe

@@ -35,6 +35,9 @@ Learner::Implementation::Implementation(const ModelConfig& config, Collectives& 
   if (mode != RecomputeMode::kNone) {
     recompute_ = std::make_unique<RecomputeRunner>(model_, mode, config.num_hidden_layers);
   }
+  if (options_.peak_flops < 0)
+    options_.peak_flops =
+        measure_flops(options_.sharding.parameter_dtype, options_.sharding.device) * collectives_.size();
   optimizer_ = make_optimizer(options_.optimizer, model_.shards(), model_.pieces(), decoder_.specs());
 }
 
@@ -142,6 +145,7 @@ double Learner::learning_rate() const {
 double Learner::kl_coefficient() const { return implementation_->kl_coefficient_.value(); }
 void Learner::set_kl_coefficient(double value) { implementation_->kl_coefficient_.set(value); }
 TensorMap Learner::gather_weights(at::ScalarType dtype) { return implementation_->model_.gather_weights(dtype); }
+TensorMap Learner::borrow_weights(at::ScalarType dtype) { return implementation_->model_.borrow_weights(dtype); }
 FullyShardedDecoder& Learner::model() { return implementation_->model_; }
 std::map<std::string, std::vector<Tensor>> Learner::optimizer_state() { return implementation_->optimizer_->state(); }
 nlohmann::json Learner::state() const {

@@ -33,7 +33,7 @@ struct LearnerOptions {
   FullyShardedOptions sharding;
   uint64_t seed = 0;
   bool deterministic = false;  // torch's deterministic algorithms, for the whole process from then on
-  double peak_flops = 0;       // of all ranks together, per second; gives "mfu(%)"
+  double peak_flops = 0;       // of all ranks together, per second; gives "mfu(%)"; below 0: measured
 };
 
 /// Names as in metrics.jsonl ("loss/mean", "grad_norm", "logprob_diff/max", ...). Plain numbers: no graph stays alive
@@ -99,6 +99,8 @@ class Learner {
   double kl_coefficient() const;  // fixed, or where the adaptive one stands
   void set_kl_coefficient(double value);
   TensorMap gather_weights(at::ScalarType dtype);
+  /// See FullyShardedDecoder::borrow_weights.
+  TensorMap borrow_weights(at::ScalarType dtype);
   FullyShardedDecoder& model();
   /// Optimizer state by kind ("exp_avg", "exp_avg_sq"), one tensor a unit, shaped like the unit's shard; for
   /// checkpoints.

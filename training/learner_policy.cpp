@@ -200,6 +200,8 @@ void Learner::add_reference_log_probs(std::vector<Trajectory>& batch) {
   const auto log_probs = trajectory_log_probs(*self.reference_, batch, sampled_masks(batch),
                                               {self.options_.num_tokens_per_microbatch, self.options_.sharding.device,
                                                self.log_prob_options(self.options_.algorithm.temperature)});
+  // Without a backward nothing frees what the head needed: the frozen model would keep it gathered on every rank.
+  self.reference_->parameters_changed();
   for (size_t s = 0; s < batch.size(); ++s) batch[s].reference_log_probs = log_probs[s];
 }
 

@@ -110,6 +110,8 @@ PolicySamples prepare_samples(std::span<const Trajectory> batch, const Algorithm
   for (size_t i = 0; i < batch.size(); ++i) {
     if (result.takes_part[i] != 0 && options.whiten_advantages)
       whiten(batch[i].loss_mask, result.advantages[i], moments);
+    for (double& advantage : result.advantages[i])
+      if (advantage > 0) advantage *= options.positive_advantage_scale;
     const bool has_advantage =
         std::any_of(result.advantages[i].begin(), result.advantages[i].end(), [](double a) { return a != 0; });
     result.contributes.push_back(result.takes_part[i] != 0 && batch[i].num_sampled_tokens() > 0 &&

@@ -109,6 +109,24 @@ TEST_CASE("a worker that is frozen is lost after the limit: its work goes to the
   }
 }
 
+TEST_CASE("where each worker has groups of its own, the loss of one for good ends the run at once, by its name") {
+  VirtualRun run;
+  run.admission = {2, 0, 1};
+  run.num_steps = 3;
+  run.restarts.num_restarts = 0;
+  run.needs_every_rollout = true;
+  run.work = [](int worker) {
+    return FakeWork::Hooks{{}, [worker](Trajectory&) {
+                             if (worker == 0) fail("engine: broken");
+                           }};
+  };
+  REQUIRE(run.play());
+  CHECK(run.code == 1);
+  CHECK(run.cause.find("rollout 0") != std::string::npos);
+  CHECK(run.cause.find("engine: broken") != std::string::npos);
+  CHECK(run.stage.now() < run.limit);
+}
+
 TEST_CASE("restarts are counted in a window: a worker that falls now and then is never given up") {
   VirtualRun run;
   run.num_workers = 1;
@@ -220,6 +238,24 @@ TEST_CASE("B110 a reward actor that takes a promise and quits before it delivers
   CHECK(run.code == 0);
   CHECK(run.num_reward_starts == 2);
   check_all_trained(run, 2);
+}
+
+TEST_CASE("a worker asks for few scores at a time: a queue of its own making is no frozen reward actor") {
+  VirtualRun run;
+  run.num_workers = 1;
+  run.num_samples = run.credit = 64;
+  run.num_steps = 1;
+  run.score_limit = 20 * kUnit;  // 64 scores one after the other take 64
+  Milliseconds free_at{0};
+  run.reward_time = [&](uint64_t) {
+    const Milliseconds now = run.stage.now();
+    free_at = std::max(free_at, now) + kUnit;
+    return free_at - now;
+  };
+  REQUIRE(run.play());
+  CHECK(run.code == 0);
+  CHECK(run.num_reward_starts == 1);
+  check_all_trained(run, 1);
 }
 
 TEST_CASE("a reward actor that never answers is replaced after the limit; one that never does ends the run") {

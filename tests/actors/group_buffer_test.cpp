@@ -120,6 +120,12 @@ TEST_CASE("refilling ends: a short batch, or the cause where nothing can be trai
   }
   GroupBuffer resumed({2, 1, ZeroVariance::kRefill, 1});
   resumed.load(some.save(), {0});
+  const auto bytes = some.save();
+  const std::string_view saved(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const auto size = resumed.groups().at(0).expected;
+  CHECK(finished_samples({2, 1, ZeroVariance::kRefill, 1}, saved, {0}, size).size() == 1);
+  CHECK_THROWS_WITH_AS(finished_samples({2, 1, ZeroVariance::kRefill, 1}, saved, {0}, size + 1),
+                       doctest::Contains("async_loop.num_samples_per_prompt"), UsageError);
   for (auto* buffer : {&some, &resumed}) {
     const auto batch = buffer->take_batch();  // 4 of (1 + 1) * 2 judged
     REQUIRE(batch.has_value());

@@ -16,7 +16,9 @@ class Listener : public RunObserver {
  public:
   void on_step(const nlohmann::json& metrics) override { steps.push_back(metrics); }
   void on_evaluation(const nlohmann::json& metrics) override { validations.push_back(metrics); }
+  void on_text(std::string_view line) override { lines.emplace_back(line); }
   std::vector<nlohmann::json> steps, validations;
+  std::vector<std::string> lines;
 };
 
 /// A folder of its own with a model of some thousand parameters over bytes.
@@ -82,7 +84,7 @@ std::vector<nlohmann::json> chats() {
 
 std::vector<nlohmann::json> pairs() {
   std::vector<nlohmann::json> records;
-  for (int i = 0; i < 60; ++i)
+  for (int i = 0; i < 100; ++i)
     records.push_back({{"prompt", std::to_string(i) + ":"},
                        {"chosen", "good" + std::to_string(i)},
                        {"rejected", "evil" + std::to_string(i)}});
@@ -157,6 +159,11 @@ TEST_CASE("dpo starts at its reference, learns, and resumes with the reference's
   topology.data.paths = {folder.write("pairs.jsonl", pairs())};
   check_run_and_resume(topology, listener);
   CHECK(listener.steps.front().at("loss/mean").get<double>() == doctest::Approx(std::log(2.0)).epsilon(1e-4));
+  // The reference was asked part by part, and once: the resumed run found its answers in the folder.
+  const auto num_parts = std::count_if(listener.lines.begin(), listener.lines.end(), [](const std::string& line) {
+    return line.rfind("log-probs of the reference: ", 0) == 0;
+  });
+  CHECK(num_parts == 1);
   CHECK(listener.validations.back().at("validation/accuracy").get<double>() > 0.9);
 }
 
@@ -232,6 +239,18 @@ TEST_CASE("ppo trains a critic beside the policy, after a warm-up of the critic 
   for (size_t i = 4; i < 6; ++i)
     for (const char* key : {"loss/mean", "critic/loss", "critic/explained_variance"})
       CHECK(listener.steps[i].at(key) == first[i - 2].at(key));
+
+  // The critic's checkpoint is written before the policy's of that step is whole, so the one before stays as well.
+  topology.run.folder = (folder.path / "keeps_one").string();
+  topology.checkpoint.keep_latest_k = 1;
+  REQUIRE(run_rl(topology) == 0);
+  const auto has = [&](const char* where, const char* step) {
+    return fs::exists(fs::path(topology.run.folder) / where / step);
+  };
+  CHECK(has("checkpoints", "step-4"));
+  CHECK_FALSE(has("checkpoints", "step-2"));
+  CHECK(has("critic/checkpoints", "step-4"));
+  CHECK(has("critic/checkpoints", "step-2"));
 }
 
 TEST_CASE("remax makes one greedy sample a prompt and trains on the others") {

@@ -105,6 +105,26 @@ TEST_CASE("a million parameters learn a rule that depends on the prompt; the bes
   for (const auto& [sample, fate] : read_fates(run.run_folder() / "journal.jsonl")) CHECK(fate == "trained");
 }
 
+TEST_CASE("a head with more rows than the tokenizer has tokens never draws an id without a token") {
+  TinyRun run("padded_head");
+  make_long(run);
+  const auto path = run.folder.path / "model" / "config.json";
+  auto config = nlohmann::json::parse(read_file(path));
+  config["vocab_size"] = 64;  // of 16 tokens: random weights would draw three of four ids beyond them
+  run.topology.async_loop.target_offpolicy_steps = 0;
+  write_file_atomically(path, config.dump());
+  run.topology.run.steps = 2;
+  REQUIRE(run.play() == 0);
+  size_t num_samples = 0;
+  for (const auto& sample : read_json_lines(run.run_folder() / "rollout_samples.jsonl")) {
+    if (sample.at("finish_reason") != "length") continue;
+    ++num_samples;
+    CHECK(sample.at("completion").get<std::string>().size() == sample.at("num_tokens").get<size_t>());  // a byte each
+  }
+  CHECK(num_samples > 0);
+  for (const auto& step : run.listener.steps) CHECK(step.at("logprob_diff/max").get<double>() < 1e-4);
+}
+
 TEST_CASE("S=1 generates the next batch while it trains, S=0 does not; both wall times are printed") {
   double wall_s[2] = {};
   for (const int64_t lag : {0, 1}) {

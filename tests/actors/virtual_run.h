@@ -130,7 +130,7 @@ struct VirtualRun {
   RestartOptions restarts;
   Milliseconds limit{600'000}, score_limit{20'000};
   int64_t save_interval = 0, evaluation_interval = 0;
-  bool save_at_end = false, evaluate = false;
+  bool save_at_end = false, evaluate = false, needs_every_rollout = false;
   RunState state;
   std::string saved_groups;
   bool fresh_folder = true;
@@ -227,6 +227,7 @@ struct VirtualRun {
     CastList cast;
     cast.num_rollouts = num_workers;
     cast.restarts = restarts;
+    cast.needs_every_rollout = needs_every_rollout;
     cast.observer = observer;
     cast.start_buffer = [this](caf::actor_system& system) {
       buffer = stage.add(start_buffer ? start_buffer(system)
@@ -250,7 +251,7 @@ struct VirtualRun {
       setup.evaluation_interval = evaluation_interval;
       setup.keep_best = true;
       setup.state = state;
-      setup.finished = finished_samples(buffer_options(), saved_groups, live_groups());
+      setup.finished = finished_samples(buffer_options(), saved_groups, live_groups(), num_samples);
       setup.encode = encode;
       setup.board = board;
       setup.recorder = recorder;

@@ -42,8 +42,22 @@ TEST_CASE("a resumed run cuts the lines after its step and half-written ends") {
   }
   CHECK(steps(folder.path / "metrics.jsonl") == std::vector<int64_t>{0, 1, 2, 3});
   CHECK(steps(folder.path / "journal.jsonl") == std::vector<int64_t>{0, 1, 2});
+  // A run that begins anew keeps what was there aside.
   RunFolder anew(folder.path, -1);
   CHECK(read_file(folder.path / "metrics.jsonl").empty());
+  CHECK(steps(folder.path / "metrics.jsonl.set-aside") == std::vector<int64_t>{0, 1, 2, 3});
+}
+
+TEST_CASE("a run folder has one owner at a time") {
+  Folder folder;
+  {
+    RunFolder first(folder.path, -1);
+    first.metrics().append({{"step", 1}});
+    CHECK_THROWS_WITH(RunFolder(folder.path, -1), doctest::Contains("is in use by another process"));
+    CHECK(steps(folder.path / "metrics.jsonl") == std::vector<int64_t>{1});
+  }
+  RunFolder second(folder.path, 1);
+  CHECK(steps(folder.path / "metrics.jsonl") == std::vector<int64_t>{1});
 }
 
 TEST_CASE("a full disk and a folder that cannot be made are named; half characters do not stop a run") {

@@ -90,9 +90,11 @@ TEST_CASE("1, 2 and 4 ranks agree with one process: loss, gradients of three ste
           CHECK(std::abs(got.norm - expected.norm) < 2e-6 * expected.norm);
           CHECK(relative_difference(got.gradients, expected.gradients) < 1e-6);
         }
-        const auto gathered = model.gather_weights(at::kFloat);
+        const auto gathered = model.gather_weights(at::kFloat), borrowed = model.borrow_weights(at::kFloat);
         std::lock_guard lock(mutex);
         CHECK(relative_difference(gathered, weights) < 1e-6);
+        REQUIRE(borrowed.size() == gathered.size());
+        for (const auto& [name, tensor] : borrowed) CHECK(at::equal(tensor, gathered.at(name)));
       });
     }
   }

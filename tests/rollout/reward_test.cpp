@@ -182,21 +182,37 @@ TEST_CASE("B125 a reward that fails is left out, never a silent 0") {
   CHECK(rewards.num_failures() == 5);
 }
 
-TEST_CASE("a rule that never answers costs its time limit, and is given up in the end") {
+TEST_CASE("a rule that never answers costs its time limit, and is not asked while too many calls are stuck") {
   register_reward_kind("test-stuck", [](const RewardOptions&) -> std::unique_ptr<RewardFunction> {
     return std::make_unique<StuckReward>();
   });
   auto stuck = options("test-stuck");
   stuck.timeout_s = 0.001;
   RewardSet rewards({stuck, options("number")});
-  for (int i = 0; i < 10; ++i) {
+  // A thread that had not even begun when its time was over is no stuck one: on a busy machine it takes some calls
+  // more.
+  int num_calls = 0;
+  for (bool is_refused = false; !is_refused && num_calls < 1000; ++num_calls) {
     auto trajectory = sample("42", R"({"answer":"42"})");
     rewards.score(trajectory);
     CHECK(trajectory.total_reward == 1.0);
-    CHECK(trajectory.rewards[0].failure.find(i < 8 ? "time limit of 0.001 s" : "given up") != std::string::npos);
+    const auto& failure = trajectory.rewards[0].failure;
+    is_refused = failure.find("8 calls went over the limit of 0.001 s and have not come back") != std::string::npos;
+    CHECK((is_refused || failure == "time limit of 0.001 s"));
   }
-  CHECK(rewards.num_failures() == 10);
+  CHECK(num_calls > 8);
+  CHECK(num_calls < 1000);
+  CHECK(rewards.num_failures() == num_calls);
+  // Eight slow calls in a long run are no verdict: once they are back, the rule is asked again.
   gate().release();
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  bool is_back = false;
+  while (!is_back && std::chrono::steady_clock::now() < give_up) {
+    auto trajectory = sample("42", R"({"answer":"42"})");
+    rewards.score(trajectory);
+    is_back = trajectory.rewards[0].value.has_value();
+  }
+  CHECK(is_back);
 }
 
 TEST_CASE("a regular expression that backtracks without end is a failure, not a hang") {

@@ -5,6 +5,7 @@
 #include "models/decoder.h"
 #include "training/advantages.h"
 #include "training/kl.h"
+#include "training/policy_samples.h"
 #include "tests/doctest.h"
 #include "tests/training/learner_support.h"
 
@@ -206,6 +207,25 @@ TEST_CASE("over-long completions leave the loss, failed rewards too") {
       if (s != 1 && s != 6) expected += static_cast<double>(batch[s].num_sampled_tokens());
     CHECK(metrics.at("train_batch/num_tokens") == expected);
   });
+}
+
+TEST_CASE("positive advantages are scaled, negative ones stay") {
+  const auto batch = learner_batch();
+  AlgorithmOptions plain, scaled;
+  scaled.positive_advantage_scale = 0.25;
+  const auto before = prepare_samples(batch, plain, 0), after = prepare_samples(batch, scaled, 0);
+  bool has_positive = false, has_negative = false;
+  for (size_t s = 0; s < batch.size(); ++s)
+    for (size_t t = 0; t < before.advantages[s].size(); ++t) {
+      const double advantage = before.advantages[s][t];
+      CHECK(after.advantages[s][t] == (advantage > 0 ? 0.25 * advantage : advantage));
+      has_positive |= advantage > 0;
+      has_negative |= advantage < 0;
+    }
+  CHECK(has_positive);
+  CHECK(has_negative);
+  scaled.positive_advantage_scale = -1;
+  CHECK_THROWS_WITH_AS(check_algorithm(scaled), doctest::Contains("algorithm.positive_advantage_scale"), UsageError);
 }
 
 TEST_CASE("epochs and mini-batches each make a step, and the anchor stays that of the batch") {
