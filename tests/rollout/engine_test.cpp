@@ -2,6 +2,7 @@
 // sharing, weight updates, stop rules.
 #include <cmath>
 
+#include "base/philox.h"
 #include "tests/rollout/engine_helpers.h"
 
 namespace troupe::engine_tests {
@@ -40,6 +41,34 @@ TEST_CASE("log-probs equal the float64 log-softmax of logits / temperature (B030
     CHECK(largest < 5e-5);
     CHECK(sum / static_cast<double>(count) < 5e-6);
   }
+}
+
+TEST_CASE("B032 a request that asks for nothing is drawn from the whole distribution at temperature 1") {
+  const ModelConfig config = small_config();
+  const WeightSnapshot snapshot = random_weights(config, 3, 11);
+  std::vector<GenerationRequest> requests(6);
+  for (uint64_t id = 0; id < requests.size(); ++id) {
+    requests[id].sample_id = id;
+    requests[id].prompt_tokens = {3, 1, 4};
+    requests[id].sampling.max_new_tokens = 40;
+  }
+  int64_t num_beyond_best_20 = 0;
+  for (const auto& trajectory : generate(small_options(), requests)) {
+    const Tensor log_probs = at::log_softmax(reference_logits(config, snapshot, trajectory.tokens), -1);
+    const Tensor sums = log_probs.exp().cumsum(-1);
+    for (int64_t t = trajectory.prompt_length; t < static_cast<int64_t>(trajectory.tokens.size()); ++t) {
+      const int32_t id = trajectory.tokens[t];
+      const double log_prob = log_probs[t - 1][id].item<double>();
+      CHECK(std::abs(log_prob - trajectory.log_probs[t]) < 5e-5);
+      num_beyond_best_20 += log_probs[t - 1].gt(log_prob).sum().item<int64_t>() >= 20;
+      // The draw too: no token is made likelier or rarer by what came before it.
+      const double uniform =
+          random_uniform(small_options().seed, trajectory.sample_id, static_cast<uint32_t>(t), RandomStream::kSampling);
+      CHECK(uniform < sums[t - 1][id].item<double>() + 2e-5);
+      CHECK(uniform > (id == 0 ? 0 : sums[t - 1][id - 1].item<double>()) - 2e-5);
+    }
+  }
+  CHECK(num_beyond_best_20 > 20);
 }
 
 TEST_CASE(

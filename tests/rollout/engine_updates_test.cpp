@@ -142,6 +142,25 @@ TEST_CASE("B053 an update that is refused leaves the old version serving as befo
   CHECK(engine.version() == 2);
 }
 
+TEST_CASE("B051 weights that come back give bit for bit what they gave before") {
+  const ModelConfig config = small_config();
+  for (const double temperature : {0.0, 1.0}) {
+    Engine engine(config, small_options(), nullptr);
+    const auto play = [&](int64_t version, uint64_t seed) {
+      engine.set_weights(pack_model(config, random_weights(config, version, seed), at::kFloat, 1));
+      auto trajectories = generate_all(engine, make_requests(3, 3, temperature, 14));
+      for (auto& trajectory : trajectories) {
+        CHECK((trajectory.versions == std::vector<VersionRun>{{trajectory.prompt_length, version}}));
+        trajectory.versions.clear();
+      }
+      return trajectories;
+    };
+    const auto first = play(1, 5), other = play(2, 6), again = play(3, 5);
+    for (size_t i = 0; i < first.size(); ++i) CHECK(other[i].tokens != first[i].tokens);
+    CHECK((again == first));
+  }
+}
+
 TEST_CASE("weights that give numbers which are not finite stop the engine by name") {
   const ModelConfig config = small_config();
   WeightSnapshot snapshot = random_weights(config, 8, 5);

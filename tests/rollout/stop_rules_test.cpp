@@ -1,4 +1,5 @@
 // When a completion ends and what its text is: end ids, stop strings wherever tokens divide them, limits.
+#include "rollout/reward.h"
 #include "tests/rollout/scripted_model.h"
 
 namespace troupe::engine_tests {
@@ -92,6 +93,51 @@ TEST_CASE("B029 any of several end ids ends a completion; text leaves it out, id
   // Ids of the prompt do not end it; an end id comes before a stop string that it would complete.
   check_end(play({{"</s>", "</s>", "a", "b"}, 2, {}, {0, 1}, 2}), FinishReason::kLength, 2, "ab");
   check_end(play({{"<p>", "a", "b", "x"}, 1, {"ab"}, {2}}), FinishReason::kStop, 2, "a");
+}
+
+TEST_CASE("B040 an end id in the prompt does not finish a completion") {
+  // What a learner leaves out as over-long is judged by this reason alone (tests/training/loss_denominators_test.cpp).
+  const std::vector<std::string> pieces = {"<p>", "</s>", "a", "b", "c"};
+  const PieceTokenizer tokenizer(pieces);
+  Engine engine(scripted_config(5), small_options(), &tokenizer);
+  engine.set_weights(pack_model(scripted_config(5), scripted_weights(1, {2, 2, 3, 4, 1}), at::kFloat, 1));
+  GenerationRequest cut = make_request(1, {0, 1}, 1.0, 2), ended = make_request(2, {0, 1}, 1.0, 9);
+  cut.sampling.stop_token_ids = ended.sampling.stop_token_ids = {1};
+  const auto trajectories = generate_all(engine, {cut, ended});
+  check_end(trajectories[0], FinishReason::kLength, 2, "ab");
+  check_end(trajectories[1], FinishReason::kStop, 4, "abc");
+  CHECK((trajectories[1].tokens == std::vector<int32_t>{0, 1, 2, 3, 4, 1}));
+}
+
+TEST_CASE("B136 rewards are given the text before the end id: format 1, answer 5") {
+  const Trajectory trajectory = play({{"<p>", "<answer>5", "</answer>", "</s>", "junk 9"}, 1, {}, {3}});
+  check_end(trajectory, FinishReason::kStop, 3, "<answer>5</answer>");
+  RewardOptions format, number;
+  format.kind = "regex";
+  format.settings = {{"pattern", R"(^<answer>\d+</answer>$)"}};
+  number.kind = "number";
+  const nlohmann::json record = {{"answer", 5}};
+  CHECK(make_reward_function(format)->score(trajectory, record) == 1);
+  CHECK(make_reward_function(number)->score(trajectory, record) == 1);
+}
+
+TEST_CASE("B025 B026 an end id in prompt or completion takes nothing off the mask") {
+  std::vector<int32_t> successors(10, 0);
+  successors[5] = 8;
+  successors[8] = 9;
+  successors[9] = 2;
+  successors[2] = 5;
+  Engine engine(scripted_config(10), small_options(), nullptr);
+  engine.set_weights(pack_model(scripted_config(10), scripted_weights(1, successors), at::kFloat, 1));
+  GenerationRequest ending = make_request(1, {2, 5}, 1.0, 20), going_on = make_request(2, {2, 5}, 1.0, 6);
+  ending.sampling.stop_token_ids = {2};
+  const auto trajectories = generate_all(engine, {ending, going_on});
+  CHECK(trajectories[0].finish_reason == FinishReason::kStop);
+  CHECK((trajectories[0].tokens == std::vector<int32_t>{2, 5, 8, 9, 2}));
+  CHECK((trajectories[0].loss_mask == std::vector<uint8_t>{0, 0, 1, 1, 1}));
+  CHECK(trajectories[1].finish_reason == FinishReason::kLength);
+  CHECK((trajectories[1].tokens == std::vector<int32_t>{2, 5, 8, 9, 2, 5, 8, 9}));
+  CHECK((trajectories[1].loss_mask == std::vector<uint8_t>{0, 0, 1, 1, 1, 1, 1, 1}));
 }
 
 TEST_CASE("limits: new tokens, context, and what comes first on the last token") {
