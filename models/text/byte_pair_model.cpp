@@ -22,11 +22,6 @@ uint64_t mix(uint64_t key) {
   return key ^ key >> 29;
 }
 
-std::string byte_token(unsigned byte) {
-  constexpr char kDigits[] = "0123456789ABCDEF";
-  return std::string("<0x") + kDigits[byte >> 4] + kDigits[byte & 15] + ">";
-}
-
 std::string optional_string(const json& description, const char* key) {
   const auto found = description.find(key);
   return found == description.end() || found->is_null() ? std::string() : found->get<std::string>();
@@ -35,8 +30,6 @@ std::string optional_string(const json& description, const char* key) {
 }  // namespace
 
 BytePairModel::BytePairModel(const json& description, bool byte_level) : byte_level_(byte_level) {
-  const auto type = description.value("type", std::string("BPE"));
-  require(type == "BPE", "tokenizer.json: model '", type, "' is not supported (known: BPE)");
   const auto dropout = description.find("dropout");
   require(dropout == description.end() || dropout->is_null() || dropout->get<double>() == 0,
           "tokenizer.json: BPE dropout is not supported: ids would be random");
@@ -45,14 +38,7 @@ BytePairModel::BytePairModel(const json& description, bool byte_level) : byte_le
   ignore_merges_ = description.value("ignore_merges", false);
   prefix_ = optional_string(description, "continuing_subword_prefix");
   suffix_ = optional_string(description, "end_of_word_suffix");
-  const auto& vocabulary = description.at("vocab");
-  require(vocabulary.is_object(), "tokenizer.json: model.vocab is not an object");
-  vocabulary_.reserve(vocabulary.size());
-  for (const auto& [token, id] : vocabulary.items()) {
-    require(id.is_number_integer() && id.get<int64_t>() >= 0 && id.get<int64_t>() < std::numeric_limits<int32_t>::max(),
-            "tokenizer.json: the id of token '", token, "' is not a small non-negative integer");
-    vocabulary_.emplace(token, id.get<int32_t>());
-  }
+  vocabulary_ = parse_vocabulary(description.at("vocab"));
   const auto id_of = [&](std::string_view token) {
     const auto found = vocabulary_.find(token);
     return found == vocabulary_.end() ? -1 : found->second;
@@ -64,7 +50,7 @@ BytePairModel::BytePairModel(const json& description, bool byte_level) : byte_le
   byte_ids_.assign(256, -1);
   ascii_ids_.assign(128, -1);
   for (unsigned byte = 0; byte < 256; ++byte) {
-    byte_ids_[byte] = id_of(byte_level_ ? byte_alphabet()[byte] : byte_token(byte));
+    byte_ids_[byte] = id_of(byte_level_ ? byte_alphabet()[byte] : byte_fallback_token(byte));
     if (byte < 128) ascii_ids_[byte] = id_of(std::string(1, static_cast<char>(byte)));
   }
   if (!byte_level_ && byte_fallback_ && std::count(byte_ids_.begin(), byte_ids_.end(), -1) != 0) byte_fallback_ = false;

@@ -1,30 +1,11 @@
 // Byte-pair encoding (Sennrich et al. 2016): the pieces of a text become token ids by merges in order of rank.
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <nlohmann/json.hpp>
-#include <string>
-#include <string_view>
-#include <unordered_map>
-#include <vector>
+#include "models/text/token_model.h"
 
 namespace troupe {
 
-/// Lets maps keyed by std::string be asked with views.
-struct StringHash {
-  using is_transparent = void;
-  size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
-};
-using Vocabulary = std::unordered_map<std::string, int32_t, StringHash, std::equal_to<>>;
-
-/// A token and how many bytes of its piece it covers.
-struct TokenSpan {
-  int32_t id = 0;
-  uint32_t num_bytes = 0;
-};
-
-class BytePairModel {
+class BytePairModel : public TokenModel {
  public:
   /// `json` is the "model" of a tokenizer.json. `byte_level`: pieces come as raw bytes and the vocabulary is written in
   /// the byte alphabet. Where `merge_by_rank` is true (a key of our own, for tiktoken's files) there is no list of
@@ -32,9 +13,9 @@ class BytePairModel {
   /// what is wrong (a merge by its index) or not supported.
   BytePairModel(const nlohmann::json& json, bool byte_level);
 
-  /// Appends the tokens of one piece. Thread-safe; time O(n log n) in the length of the piece.
-  void encode(std::string_view piece, std::vector<TokenSpan>& out) const;
-  const Vocabulary& vocabulary() const { return vocabulary_; }
+  /// Time O(n log n) in the length of the piece.
+  void encode(std::string_view piece, std::vector<TokenSpan>& out) const override;
+  const Vocabulary& vocabulary() const override { return vocabulary_; }
 
  private:
   struct Merge {

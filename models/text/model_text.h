@@ -18,10 +18,14 @@ namespace troupe {
 OrderedJson template_variables(const nlohmann::json& tokenizer_config, OrderedJson messages,
                                bool add_generation_prompt);
 
-/// The tokenizer among a folder's files (name, content): tokenizer.json, else SentencePiece's or tiktoken's file with
-/// what tokenizer_config.json and added_tokens.json say about it; null where there is none. Throws Error naming file
+/// The tokenizer among a folder's files (name, content): tokenizer.json, else SentencePiece's or tiktoken's file or
+/// GPT-2's vocab.json and merges.txt, with what tokenizer_config.json, special_tokens_map.json and added_tokens.json
+/// say about it; null where there is none. Throws Error naming file
 /// and entry.
 std::unique_ptr<Tokenizer> open_tokenizer(const std::map<std::string, std::string>& files);
+
+/// What open_tokenizer takes its tokenizer from, in a few words ("tokenizer.json (BPE)"); "" where there is none.
+std::string describe_tokenizer(const std::map<std::string, std::string>& files);
 
 /// Every id that ends a sequence: the configuration's, and the ends of turn that the tokenizer (may be null) knows.
 std::vector<int64_t> stop_token_ids(const ModelConfig& config, const Tokenizer* tokenizer);

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "models/text/byte_alphabet.h"
+#include "models/text/legacy_normalizers.h"
 #include "models/text/unicode.h"
 
 namespace troupe {
@@ -126,7 +127,7 @@ class StripAccents : public Normalizer {
     TextRewriter out(text, track);
     for (size_t at = 0; at < text.text.size();) {
       const size_t begin = at;
-      if (!is_normalization_boundary(next_code_point(text.text, at))) continue;
+      if (is_mark(next_code_point(text.text, at))) continue;
       out.keep(begin, at);
     }
     text = out.take();
@@ -195,10 +196,17 @@ std::unique_ptr<Normalizer> parse_normalizer(const json& description) {
     return std::make_unique<Strip>(description.value("strip_left", true), description.value("strip_right", true));
   if (type == "StripAccents") return std::make_unique<StripAccents>();
   if (type == "ByteLevel") return std::make_unique<ByteLevelNormalizer>();
+  if (type == "BertNormalizer") return make_bert_normalizer(description);
+  if (type == "Nmt") return make_nmt_normalizer();
+  if (type == "Precompiled") {
+    // Some files hold an empty table, which does nothing.
+    const auto& table = description.at("precompiled_charsmap");
+    return table.is_null() || table == "" ? nullptr : make_precompiled_normalizer(description);
+  }
   if (type == "Sequence") return std::make_unique<NormalizerSequence>(description.at("normalizers"));
   fail("tokenizer.json: normalizer '", type,
        "' is not supported (known: NFC, NFD, NFKC, NFKD, Lowercase, Prepend, Replace, Strip, StripAccents, ByteLevel, "
-       "Sequence)");
+       "BertNormalizer, Nmt, Precompiled, Sequence)");
 }
 
 }  // namespace troupe

@@ -253,7 +253,9 @@ void parse_into(const json& description, std::vector<std::unique_ptr<PreTokenize
   } else if (type == "Punctuation") {
     add(characters(is_punctuation), parse_behavior(description.value("behavior", std::string("Isolated"))));
   } else if (type == "Whitespace") {
-    add(expression(Regex(pcre_pattern("\\w+|[^\\w\\s]+"))), Behavior::kRemoved, /*invert=*/true);
+    // Rust's \w, which holds the two joiners too.
+    add(expression(Regex(pcre_pattern("[\\w\\x{200C}\\x{200D}]+|[^\\w\\s\\x{200C}\\x{200D}]+"))), Behavior::kRemoved,
+        /*invert=*/true);
   } else if (type == "WhitespaceSplit") {
     add(characters(is_white_space), Behavior::kRemoved);
   } else if (type == "BertPreTokenizer") {

@@ -5,37 +5,13 @@
 #include <vector>
 
 #include "base/error.h"
+#include "models/text/base64.h"
 #include "models/text/byte_alphabet.h"
 
 namespace troupe {
 namespace {
 
 using nlohmann::json;
-
-int base64_digit(char c) {
-  if (c >= 'A' && c <= 'Z') return c - 'A';
-  if (c >= 'a' && c <= 'z') return c - 'a' + 26;
-  if (c >= '0' && c <= '9') return c - '0' + 52;
-  return c == '+' ? 62 : c == '/' ? 63 : -1;
-}
-
-/// False where the text is no base64.
-bool decode_base64(std::string_view text, std::string& bytes) {
-  bytes.clear();
-  while (text.ends_with('=')) text.remove_suffix(1);
-  uint32_t bits = 0;
-  int num_bits = 0;
-  for (const char c : text) {
-    const int digit = base64_digit(c);
-    if (digit < 0) return false;
-    bits = bits << 6 | static_cast<uint32_t>(digit);
-    num_bits += 6;
-    if (num_bits < 8) continue;
-    num_bits -= 8;
-    bytes += static_cast<char>(bits >> num_bits & 0xFF);
-  }
-  return !bytes.empty();
-}
 
 struct Line {
   std::string bytes;
@@ -50,6 +26,7 @@ bool read_line(std::string_view file, size_t& at, Line& line) {
   if (text.ends_with('\r')) text.remove_suffix(1);
   const size_t space = text.find(' ');
   if (space == text.npos || !decode_base64(text.substr(0, space), line.bytes)) return false;
+  if (line.bytes.empty()) return false;
   const auto number = text.substr(space + 1);
   const auto [stop, error] = std::from_chars(number.data(), number.data() + number.size(), line.rank);
   return error == std::errc() && stop == number.data() + number.size() && line.rank >= 0;

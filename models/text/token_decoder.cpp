@@ -181,6 +181,36 @@ class SuffixDecoder : public TokenDecoder {
   std::string suffix_;
 };
 
+class WordPieceDecoder : public TokenDecoder {
+ public:
+  explicit WordPieceDecoder(const json& description)
+      : prefix_(description.value("prefix", std::string("##"))), cleanup_(description.value("cleanup", true)) {}
+  void apply(std::vector<std::string>& tokens) const override {
+    for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = i == 0 ? cleaned(tokens[i]) : token_bytes(tokens[i]);
+  }
+  std::string token_bytes(std::string token) const override {
+    const bool continues = !prefix_.empty() && token.starts_with(prefix_);
+    return cleaned(continues ? token.substr(prefix_.size()) : " " + token);
+  }
+  size_t num_leading_spaces_removed() const override { return 1; }
+
+ private:
+  std::string cleaned(std::string token) const {
+    if (!cleanup_) return token;
+    static constexpr std::pair<std::string_view, std::string_view> kReplacements[] = {
+        {" .", "."},   {" ?", "?"},           {" !", "!"},   {" ,", ","},     {" ' ", "'"},   {" n't", "n't"},
+        {" 'm", "'m"}, {" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
+    for (const auto& [from, to] : kReplacements) {
+      for (size_t at = token.find(from); at != token.npos; at = token.find(from, at + to.size())) {
+        token.replace(at, from.size(), to);
+      }
+    }
+    return token;
+  }
+  std::string prefix_;
+  bool cleanup_;
+};
+
 class DecoderSequence : public TokenDecoder {
  public:
   explicit DecoderSequence(const json& list);
@@ -210,9 +240,11 @@ std::unique_ptr<TokenDecoder> parse_step(const json& description, bool whole_tex
   if (type == "Fuse") return std::make_unique<Fuse>();
   if (type == "Metaspace") return std::make_unique<MetaspaceDecoder>(description);
   if (type == "BPEDecoder") return std::make_unique<SuffixDecoder>(description.value("suffix", std::string("</w>")));
+  if (type == "WordPiece") return std::make_unique<WordPieceDecoder>(description);
   if (type == "Sequence") return std::make_unique<DecoderSequence>(description.at("decoders"));
   fail("tokenizer.json: decoder '", type,
-       "' is not supported (known: ByteLevel, ByteFallback, Replace, Strip, Fuse, Metaspace, BPEDecoder, Sequence)");
+       "' is not supported (known: ByteLevel, ByteFallback, Replace, Strip, Fuse, Metaspace, BPEDecoder, WordPiece, "
+       "Sequence)");
 }
 
 DecoderSequence::DecoderSequence(const json& list) {

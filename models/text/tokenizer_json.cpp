@@ -1,14 +1,14 @@
-// The tokenizer of a tokenizer.json: added tokens, normalizer, pre-tokenizer, byte-pair model, post-processor, decoder,
-// one after the other. Truncation and padding settings in the file are left alone: lengths are the caller's business.
+// The tokenizer of a tokenizer.json: added tokens, normalizer, pre-tokenizer, model, post-processor, decoder, one
+// after the other. Truncation and padding settings in the file are left alone: lengths are the caller's business.
 #include <algorithm>
 #include <map>
 
 #include "base/error.h"
 #include "models/text/added_tokens.h"
-#include "models/text/byte_pair_model.h"
 #include "models/text/normalizer.h"
 #include "models/text/pre_tokenizer.h"
 #include "models/text/token_decoder.h"
+#include "models/text/token_model.h"
 #include "models/text/tokenizer.h"
 #include "models/text/unicode.h"
 
@@ -78,10 +78,10 @@ class JsonTokenizer : public Tokenizer {
   explicit JsonTokenizer(const json& document)
       : normalizer_(parse_normalizer(part(document, "normalizer"))),
         chain_(parse_pre_tokenizer(part(document, "pre_tokenizer"))),
-        model_(document.at("model"), chain_.byte_level),
+        model_(parse_token_model(document.at("model"), chain_.byte_level)),
         decoder_(parse_token_decoder(part(document, "decoder"))) {
     parse_post_processor(part(document, "post_processor"), post_);
-    for (const auto& [token, id] : model_.vocabulary()) name_token(token, id);
+    for (const auto& [token, id] : model_->vocabulary()) name_token(token, id);
     if (const auto& added = part(document, "added_tokens"); !added.is_null()) {
       for (const auto& item : added) add_token(item);
     }
@@ -121,8 +121,8 @@ class JsonTokenizer : public Tokenizer {
   int64_t vocab_size() const override { return static_cast<int64_t>(tokens_.size()); }
   int32_t token_id(std::string_view token) const override {
     if (const auto found = added_ids_.find(token); found != added_ids_.end()) return found->second;
-    const auto found = model_.vocabulary().find(token);
-    return found == model_.vocabulary().end() ? -1 : found->second;
+    const auto found = model_->vocabulary().find(token);
+    return found == model_->vocabulary().end() ? -1 : found->second;
   }
   bool is_special(int32_t id) const override {
     return id >= 0 && id < vocab_size() && special_[static_cast<size_t>(id)];
@@ -221,7 +221,7 @@ class JsonTokenizer : public Tokenizer {
     const std::string_view view = list.text.text;
     for (const Span piece : list.pieces) {
       const size_t first = tokens.size();
-      model_.encode(view.substr(piece.begin, piece.end - piece.begin), tokens);
+      model_->encode(view.substr(piece.begin, piece.end - piece.begin), tokens);
       if (!with_spans) continue;
       size_t at = piece.begin;
       for (size_t i = first; i < tokens.size(); ++i) {
@@ -243,7 +243,7 @@ class JsonTokenizer : public Tokenizer {
 
   std::unique_ptr<Normalizer> normalizer_;
   PreTokenizerChain chain_;
-  BytePairModel model_;
+  std::unique_ptr<TokenModel> model_;
   std::unique_ptr<TokenDecoder> decoder_;
   PostProcessor post_;
   AddedTokenFinder raw_finder_, normalized_finder_;

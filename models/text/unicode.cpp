@@ -137,6 +137,31 @@ bool is_word(char32_t c) {
          (c >= 0x24B6 && c <= 0x24E9);  // circled letters are Alphabetic symbols
 }
 
+bool is_mark(char32_t c) {
+  const auto k = category(c);
+  return k >= UTF8PROC_CATEGORY_MN && k <= UTF8PROC_CATEGORY_ME;
+}
+
+bool is_nonspacing_mark(char32_t c) { return category(c) == UTF8PROC_CATEGORY_MN; }
+
+bool is_other(char32_t c) {
+  const auto k = category(c);
+  return k == UTF8PROC_CATEGORY_CC || k == UTF8PROC_CATEGORY_CF || k == UTF8PROC_CATEGORY_CO;
+}
+
+size_t next_grapheme(std::string_view text, size_t position) {
+  utf8proc_int32_t state = 0;
+  auto previous = static_cast<utf8proc_int32_t>(next_code_point(text, position));
+  while (position < text.size()) {
+    size_t next = position;
+    const auto c = static_cast<utf8proc_int32_t>(next_code_point(text, next));
+    if (utf8proc_grapheme_break_stateful(previous, c, &state)) break;
+    previous = c;
+    position = next;
+  }
+  return position;
+}
+
 bool is_upper(char32_t c) { return utf8proc_isupper(static_cast<utf8proc_int32_t>(c)) != 0; }
 bool is_lower(char32_t c) { return utf8proc_islower(static_cast<utf8proc_int32_t>(c)) != 0; }
 char32_t to_upper(char32_t c) { return static_cast<char32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(c))); }

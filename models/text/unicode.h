@@ -41,11 +41,14 @@ std::string repair_utf8(std::string_view text);
 /// Length of the longest prefix that does not end inside a character; invalid bytes count as complete.
 size_t complete_utf8_prefix(std::string_view text);
 
-bool is_white_space(char32_t c);  // the White_Space property: U+0085 and the typographic spaces included
-bool is_numeric(char32_t c);      // categories Nd, Nl, No
-bool is_letter(char32_t c);       // categories L*
-bool is_punctuation(char32_t c);  // categories P*, and the ASCII symbols
-bool is_word(char32_t c);         // regular expressions' \w: Alphabetic, M*, Nd, Pc
+bool is_white_space(char32_t c);      // the White_Space property: U+0085 and the typographic spaces included
+bool is_numeric(char32_t c);          // categories Nd, Nl, No
+bool is_letter(char32_t c);           // categories L*
+bool is_punctuation(char32_t c);      // categories P*, and the ASCII symbols
+bool is_word(char32_t c);             // regular expressions' \w: Alphabetic, M*, Nd, Pc
+bool is_mark(char32_t c);             // categories M*
+bool is_nonspacing_mark(char32_t c);  // category Mn
+bool is_other(char32_t c);            // categories Cc, Cf, Co: controls, formats, private use
 bool is_upper(char32_t c);
 bool is_lower(char32_t c);
 char32_t to_upper(char32_t c);  // simple mapping
@@ -54,6 +57,9 @@ char32_t to_title(char32_t c);
 /// Full upper and lower case of one character (U+00DF gives "SS", U+0130 gives "i" and a dot above).
 void append_upper(std::string& out, char32_t c);
 void append_lower(std::string& out, char32_t c);
+
+/// End of the grapheme cluster that begins at `position` (valid UTF-8, position inside it).
+size_t next_grapheme(std::string_view text, size_t position);
 
 enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
 std::string normalize_unicode(std::string_view text, NormalForm form);

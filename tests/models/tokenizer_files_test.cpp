@@ -1,10 +1,16 @@
 // Tokenizers that are no tokenizer.json: SentencePiece's model file and tiktoken's, with what the folder says beside
 // them.
+#include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "models/formats/gguf_header.h"
 #include "models/formats/gguf_pre_tokenizer.h"
+#include "models/formats/gguf_tokenizer.h"
 #include "models/text/model_text.h"
 #include "models/text/regex.h"
 #include "tests/doctest.h"
@@ -135,4 +141,39 @@ TEST_CASE("every named scheme of GGUF cuts with expressions that compile") {
   CHECK(pieces("gpt-4o", "HTTPServer's 12345") == std::vector<std::string>{"HTTPServer's", " ", "123", "45"});
   CHECK(pieces("tekken", "fooBar 12") == std::vector<std::string>{"foo", "Bar", " ", "1", "2"});
   CHECK(pieces("kimi-k2", "漢字abc字") == std::vector<std::string>{"漢字", "abc", "字"});
+}
+
+// For tests/soak: a folder of GGUF vocabularies with texts (.inp) and ids (.out) beside them, as llama.cpp's source
+// has.
+TEST_CASE("vocabularies of TROUPE_GGUF_VOCABULARIES" * doctest::skip()) {
+  const char* folder = std::getenv("TROUPE_GGUF_VOCABULARIES");
+  REQUIRE(folder != nullptr);
+  constexpr std::string_view kBetween = "\n__ggml_vocab_test__\n";
+  for (const auto& item : std::filesystem::directory_iterator(folder)) {
+    const auto path = item.path();
+    if (path.extension() != ".gguf" || !std::filesystem::exists(path.string() + ".inp")) continue;
+    const MappedFile file(path);
+    std::unique_ptr<Tokenizer> tokenizer;
+    try {
+      tokenizer = parse_tokenizer(gguf_tokenizer_json(parse_gguf_header(file.bytes(), path.string())));
+    } catch (const Error& error) {
+      MESSAGE(path.filename().string(), " is refused: ", std::string(error.what()));
+      continue;
+    }
+    const auto texts = read_file(path.string() + ".inp");
+    std::istringstream lines(read_file(path.string() + ".out"));
+    size_t num_equal = 0, num_texts = 0;
+    std::string line;
+    for (size_t at = 0; std::getline(lines, line); ++num_texts) {
+      const auto end = std::min(texts.find(kBetween, at), texts.size());
+      const auto text = texts.substr(at, end - at);
+      at = end + kBetween.size();
+      std::istringstream numbers(line);
+      const std::vector<int32_t> ids{std::istream_iterator<int32_t>(numbers), {}};
+      const auto got = tokenizer->encode(text, false);
+      num_equal += got == ids;
+      CHECK_MESSAGE((got == ids), path.filename().string(), ": ", text);
+    }
+    MESSAGE(path.filename().string(), ": ", num_equal, " of ", num_texts, " texts have the reference's ids");
+  }
 }

@@ -34,6 +34,13 @@ class ArgumentReader {
 using Filter = Value (*)(Interpreter&, const Value& subject, Arguments&);
 using Test = bool (*)(Interpreter&, const Value& subject, Arguments&);
 
+// Filters of filters_layout.cpp.
+Value do_pprint(Interpreter& interpreter, const Value& subject, Arguments& arguments);
+Value do_wordwrap(Interpreter& interpreter, const Value& subject, Arguments& arguments);
+Value do_filesizeformat(Interpreter& interpreter, const Value& subject, Arguments& arguments);
+Value do_striptags(Interpreter& interpreter, const Value& subject, Arguments& arguments);
+Value do_xmlattr(Interpreter& interpreter, const Value& subject, Arguments& arguments);
+
 bool is_filter(std::string_view name);
 bool is_test(std::string_view name);
 /// Throw Error for names that are not known.
@@ -71,5 +78,6 @@ std::string capitalized(const std::string& text);
 std::string repeated(const std::string& text, int64_t count);
 std::string padded(const std::string& text, int64_t width, char32_t fill, char align);
 bool is_space_python(char32_t c);
+std::string html_escaped(const std::string& text);
 
 }  // namespace troupe::jinja

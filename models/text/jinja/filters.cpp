@@ -455,22 +455,7 @@ Value do_truncate(Interpreter&, const Value& subject, Arguments& arguments) {
 }
 
 Value do_escape(Interpreter&, const Value& subject, Arguments&) {
-  std::string out;
-  for (const char c : to_text(subject)) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else if (c == '\'')
-      out += "&#39;";
-    else if (c == '"')
-      out += "&#34;";
-    else
-      out += c;
-  }
-  return Value::string(std::move(out));
+  return Value::string(html_escaped(to_text(subject)));
 }
 
 Value do_abs(Interpreter&, const Value& subject, Arguments&) {
@@ -512,6 +497,7 @@ constexpr Entry kFilters[] = {
     {"dictsort", do_dictsort},
     {"e", do_escape},
     {"escape", do_escape},
+    {"filesizeformat", do_filesizeformat},
     {"first", do_first},
     {"float", do_float},
     {"forceescape", do_escape},
@@ -536,6 +522,7 @@ constexpr Entry kFilters[] = {
     {"map", do_map},
     {"max", do_extreme<true>},
     {"min", do_extreme<false>},
+    {"pprint", do_pprint},
     {"reject", do_select<false, false>},
     {"rejectattr", do_select<true, false>},
     {"replace", do_replace},
@@ -547,6 +534,7 @@ constexpr Entry kFilters[] = {
     {"slice", do_slice},
     {"sort", do_sort},
     {"string", [](Interpreter&, const Value& subject, Arguments&) { return Value::string(to_text(subject)); }},
+    {"striptags", do_striptags},
     {"sum", do_sum},
     {"title", do_title},
     {"tojson", do_tojson},
@@ -567,6 +555,8 @@ constexpr Entry kFilters[] = {
        }
        return Value::integer(count);
      }},
+    {"wordwrap", do_wordwrap},
+    {"xmlattr", do_xmlattr},
 };
 
 const Entry* find_filter(std::string_view name) {

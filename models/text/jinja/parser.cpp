@@ -74,6 +74,12 @@ class Parser : ExpressionParser {
     if (name == "call") return call_statement();
     if (name == "filter") return filter_statement();
     if (name == "with") return with_statement();
+    if (name == "autoescape") {  // off is what there is: a scope of its own, no more
+      if (!take_name("false") && !take_name("False")) fail_here("autoescape other than false is not supported");
+      auto& out = make(StatementKind::kWith);
+      out.body = body_until("endautoescape");
+      return &out;
+    }
     if (name == "generation") {
       auto& out = make(StatementKind::kGeneration);
       out.body = body_until("endgeneration");
