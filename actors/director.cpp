@@ -1,6 +1,7 @@
 #include "actors/director.h"
 
 #include "actors/question.h"
+#include "base/log.h"
 #include "base/trajectory.h"
 
 namespace troupe {
@@ -29,17 +30,13 @@ class DirectorState {
     caf::anon_send(buffer_, atom::arrive_v, caf::actor_cast<caf::strong_actor_ptr>(self_));
     restore();
     self_->set_down_handler([this](const caf::down_msg& down) { worker_down(down); });
+    alone_since_ = now();
     self_->delayed_send(self_, look_interval(), atom::overdue_v);
     return {
         [this](atom::trained, const StepReport& report) { return trained(report); },
         [this](atom::decide) { return decide(); },
         [this](atom::validate, const std::string&) { return decide(); },
-        [this](atom::interrupt) {
-          interrupted_ = true;
-          if (setup_.stop_evaluation) setup_.stop_evaluation();
-          end_evaluation(false);
-          caf::anon_send(buffer_, atom::interrupt_v);
-        },
+        [this](atom::interrupt) { interrupt(); },
         [this](atom::status) { return status(); },
         [this](atom::arrive, int32_t worker, int32_t credit, int64_t version, const caf::strong_actor_ptr& handle) {
           arrive(worker, credit, version, handle);
@@ -63,6 +60,10 @@ class DirectorState {
         [this](atom::progress, const WorkerStatus& status) {
           touch(status.worker);
           setup_.recorder->status(status);
+        },
+        [this](atom::leave, int32_t worker) {
+          if (workers_.contains(worker)) lose(worker, "it leaves", false);
+          pump();
         },
         [this](atom::overdue) { look_for_overdue(); },
         [this](atom::overdue, const caf::strong_actor_ptr& reward, const std::string& why) {
@@ -101,6 +102,13 @@ class DirectorState {
               promise.deliver(concat(text, "; ", question.failed(*self_, error)));
             });
     return promise;
+  }
+
+  void interrupt() {
+    interrupted_ = true;
+    if (setup_.stop_evaluation) setup_.stop_evaluation();
+    end_evaluation(false);
+    caf::anon_send(buffer_, atom::interrupt_v);
   }
 
   // -- work ----------------------------------------------------------------------------------------------------------
@@ -204,11 +212,14 @@ class DirectorState {
     pump();
   }
 
-  void lose(int worker, const std::string& why) {
-    const auto num_lost = work_->leave(worker);
+  void lose(int worker, const std::string& why, bool is_loss = true) {
+    const auto num_lost = work_->leave(worker, is_loss);
     workers_.erase(worker);
+    setup_.recorder->gone(worker);
+    if (workers_.empty()) alone_since_ = now();
     if (num_lost > 0)
-      log::warning("director: rollout ", worker, " is gone (", why, "): ", num_lost, " samples are issued again");
+      log::write(is_loss ? log::Level::kWarning : log::Level::kInfo,
+                 concat("director: rollout ", worker, " is gone (", why, "): ", num_lost, " samples are issued again"));
     give_up();
   }
 
@@ -217,7 +228,22 @@ class DirectorState {
     if (found != workers_.end()) found->second.heard = now();
   }
 
-  std::chrono::milliseconds look_interval() const { return std::max(setup_.limit / 4, std::chrono::milliseconds(20)); }
+  std::chrono::milliseconds look_interval() const {
+    const auto limit =
+        setup_.wait_for_workers.count() > 0 ? std::min(setup_.limit, setup_.wait_for_workers) : setup_.limit;
+    return std::max(limit / 4, std::chrono::milliseconds(20));
+  }
+
+  /// Only where others may join: the run's own workers are the supervisor's concern.
+  void look_for_anybody() {
+    if (setup_.wait_for_workers.count() == 0 || !workers_.empty() || !started_ || held_ || interrupted_) return;
+    const auto alone = std::chrono::duration<double>(now() - alone_since_).count();
+    if (now() - alone_since_ <= setup_.wait_for_workers) return;
+    caf::anon_send(supervisor_, atom::failed_v,
+                   concat(who(), ": no rollout worker is here, and none has joined for ", alone,
+                          " s (cluster.wait_for_workers_s): ", work_->num_waiting(), " samples wait"));
+    interrupt();
+  }
 
   void look_for_overdue() {
     std::vector<int> overdue;
@@ -231,6 +257,7 @@ class DirectorState {
       lose(worker, why);  // its work goes to others now: it may never die, and may never be replaced
     }
     if (!overdue.empty()) pump();
+    look_for_anybody();
     self_->delayed_send(self_, look_interval(), atom::overdue_v);
   }
 
@@ -245,11 +272,13 @@ class DirectorState {
     auto promise = self_->template make_response_promise<StepDecision>();
     const bool first = !started_;
     started_ = true;
+    alone_since_ = now();
     announce_weights();  // the first version was published after the workers had looked for it
     if (first && !interrupted_ && setup_.evaluate && state_.step < setup_.num_steps && state_.step == 0) {
       held_ = true;  // the whole machine for the evaluation, then the first prompts
       evaluate([this, promise](bool) mutable {
         held_ = false;
+        alone_since_ = now();
         pump();
         answer(promise, false, false);
       });
@@ -372,6 +401,7 @@ class DirectorState {
   std::optional<WorkLedger> work_;
   std::map<uint64_t, EncodedPrompt> prompts_;
   std::map<int, Worker> workers_;
+  Question::Time alone_since_{};  // without a worker
   std::map<int64_t, nlohmann::json> summaries_;
   std::function<void(bool best)> after_evaluation_;  // set while one is under way
   bool started_ = false, held_ = false, interrupted_ = false;

@@ -56,6 +56,8 @@ struct DirectorSetup {
   std::shared_ptr<ObserverGate> observer;
   std::function<void()> stop_evaluation;  // ends the one under way early; may be empty
   std::chrono::milliseconds limit{600'000};
+  /// Where workers of other processes may join: for so long the run goes on without any; 0: no limit.
+  std::chrono::milliseconds wait_for_workers{0};
 };
 
 /// `evaluator` may be invalid where nothing is evaluated.

@@ -2,6 +2,7 @@
 
 #include <caf/actor_system.hpp>
 #include <caf/atom.hpp>
+#include <caf/exit_reason.hpp>
 #include <caf/message.hpp>
 #include <caf/sec.hpp>
 
@@ -26,6 +27,8 @@ std::string describe_error(const caf::error& error, const caf::actor_system& sys
     return error.context().get_as<std::string>(0);
   if (error == caf::sec::request_timeout) return "no answer within the time limit";
   if (error == caf::sec::request_receiver_down) return "the one who was asked is gone";
+  if (error == caf::exit_reason::remote_link_unreachable) return "its process, or the way to it, is gone";
+  if (error == caf::exit_reason::user_shutdown) return "it was asked to end";
   return system.render(error);
 }
 

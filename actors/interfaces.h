@@ -54,6 +54,8 @@ using director_actor = run_control_actor::extend<
     caf::reacts_to<atom::progress, WorkerStatus>,
     // This reward actor does not answer; why. Handed on to the supervisor.
     caf::reacts_to<atom::overdue, caf::strong_actor_ptr, std::string>,
+    // This worker leaves: what it holds goes to others.
+    caf::reacts_to<atom::leave, int32_t>,
     // INTERNAL: looks for workers that hold work and make no progress.
     caf::reacts_to<atom::overdue>>;
 
@@ -117,6 +119,35 @@ using trainer_actor = caf::typed_actor<
 using evaluator_actor = caf::typed_actor<
     // Answers with metrics (JSON) of the newest version at this step.
     caf::replies_to<atom::evaluate, int64_t>::with<std::string>>;
+
+/// What workers of other processes see of the run before they are let in.
+using door_actor = caf::typed_actor<
+    // A worker wants to join: a welcome, or the reason why not. Asked by its guest.
+    caf::replies_to<atom::hello, Hello>::with<Welcome>,
+    // The worker in this seat leaves; answered once the director knows. Asked by its guest.
+    caf::replies_to<atom::leave, int32_t>::with<int32_t>>;
+
+/// Gate: lets workers in, and sees them off.
+using gate_actor = door_actor::extend<
+    // The run is over, how: every worker is told. Answers with how many had not gone when the limit came.
+    caf::replies_to<atom::ended, std::string>::with<int32_t>,
+    // The reward actor was replaced.
+    caf::reacts_to<atom::arrive, caf::strong_actor_ptr>,
+    // INTERNAL: the limit has come.
+    caf::reacts_to<atom::next>>;
+
+/// Guest: in the worker's process, joins a run and drives the rollout actor there.
+using guest_actor = caf::typed_actor<
+    // Answers when the worker has no run any more: exit code and cause ("" where there is none).
+    caf::replies_to<atom::ended>::with<int32_t, std::string>,
+    // The run is over, how.
+    caf::reacts_to<atom::ended, std::string>,
+    // The reward actor was replaced.
+    caf::reacts_to<atom::arrive, caf::strong_actor_ptr>,
+    // The user wants to stop.
+    caf::reacts_to<atom::interrupt>,
+    // INTERNAL: another try to join.
+    caf::reacts_to<atom::next>>;
 
 /// Supervisor: starts everybody, restarts rollout and reward, ends the run.
 using supervisor_actor = caf::typed_actor<

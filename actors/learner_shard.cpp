@@ -71,10 +71,14 @@ class LearnerShard : public ShardWork {
     // A little less than the trainer waits for this rank, so that the one who knows why speaks first.
     if (rank_ == 0) wait_s = setup_.board->wait_for_room(setup_.limit * 9 / 10);
     const auto begin = Clock::now();
-    WeightSnapshot snapshot{version, learner_->borrow_weights(setup_.publish_dtype)};
+    // Other processes read a version for longer than until the next step, so theirs is a copy.
+    const auto snapshot = std::make_shared<const WeightSnapshot>(
+        WeightSnapshot{version, setup_.on_publish ? learner_->gather_weights(setup_.publish_dtype)
+                                                  : learner_->borrow_weights(setup_.publish_dtype)});
     const auto gathered = Clock::now();
     if (rank_ != 0) return nlohmann::json::object();
-    setup_.board->publish(pack_model(setup_.model->config(), snapshot, setup_.publish_dtype, setup_.num_threads));
+    if (setup_.on_publish) setup_.on_publish(snapshot);
+    setup_.board->publish(pack_model(setup_.model->config(), *snapshot, setup_.publish_dtype, setup_.num_threads));
     return {{"timing/weight_sync/wait_for_readers(s)", wait_s},
             {"timing/weight_sync/gather(s)", std::chrono::duration<double>(gathered - begin).count()},
             {"timing/weight_sync/pack(s)", seconds_since(gathered)}};

@@ -21,6 +21,8 @@ struct LearnerShardSetup {
   std::shared_ptr<std::vector<RankGroups>> groups;  // one a rank
   std::shared_ptr<WeightBoard> board;               // null: nothing is published (pre-training)
   at::ScalarType publish_dtype = at::kFloat;
+  /// Told of each version, before the board, for other processes; may be empty.
+  std::function<void(WeightSnapshotPointer)> on_publish;
   std::filesystem::path folder;           // of the run
   int64_t num_steps = 0, first_step = 0;  // train steps of the run, and those done before
   std::filesystem::path resume_from;      // checkpoint folder, or ""

@@ -1,5 +1,6 @@
-// Everything that actors say to each other: message structs, atoms, type ids. Structs named Local... hold pointers and
-// never leave the process; all others round-trip through CAF's serializer (tests/actors/messages_test.cpp).
+// Everything that actors say to each other: message structs (of joining: join.h), atoms, type ids. Structs named
+// Local... hold pointers and never leave the process; all others round-trip through CAF's serializer
+// (tests/actors/messages_test.cpp).
 #pragma once
 
 #include <caf/meta/type_name.hpp>
@@ -11,6 +12,8 @@
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "actors/join.h"
 
 namespace troupe {
 
@@ -149,6 +152,8 @@ CAF_BEGIN_TYPE_ID_BLOCK(troupe, caf::first_custom_type_id)
   CAF_ADD_TYPE_ID(troupe, (troupe::GroupDrop))
   CAF_ADD_TYPE_ID(troupe, (troupe::StepReport))
   CAF_ADD_TYPE_ID(troupe, (troupe::StepDecision))
+  CAF_ADD_TYPE_ID(troupe, (troupe::Hello))
+  CAF_ADD_TYPE_ID(troupe, (troupe::Welcome))
 
   CAF_ADD_ATOM(troupe, troupe::atom, admit, "admit")
   CAF_ADD_ATOM(troupe, troupe::atom, applied, "applied")
@@ -162,7 +167,9 @@ CAF_BEGIN_TYPE_ID_BLOCK(troupe, caf::first_custom_type_id)
   CAF_ADD_ATOM(troupe, troupe::atom, finished, "finished")
   CAF_ADD_ATOM(troupe, troupe::atom, generated, "generated")
   CAF_ADD_ATOM(troupe, troupe::atom, give_up, "give up")
+  CAF_ADD_ATOM(troupe, troupe::atom, hello, "hello")
   CAF_ADD_ATOM(troupe, troupe::atom, interrupt, "interrupt")
+  CAF_ADD_ATOM(troupe, troupe::atom, leave, "leave")
   CAF_ADD_ATOM(troupe, troupe::atom, load, "load")
   CAF_ADD_ATOM(troupe, troupe::atom, next, "next")
   CAF_ADD_ATOM(troupe, troupe::atom, overdue, "overdue")

@@ -68,6 +68,21 @@ class DescriptionReader : public CheckpointReader {
 
 }  // namespace
 
+std::string ModelDescription::fingerprint() const {
+  Hasher hasher;
+  const auto add = [&hasher](const std::string& text) {
+    const auto size = std::to_string(text.size()) + ":";
+    hasher.update(std::as_bytes(std::span(size)));
+    hasher.update(std::as_bytes(std::span(text)));
+  };
+  add(config.dump());
+  for (const auto& [name, content] : text_files) {
+    add(name);
+    add(content);
+  }
+  return hasher.digest();
+}
+
 ModelSource::ModelSource(ModelOptions options, uint64_t seed) : options_(std::move(options)), seed_(seed) {
   if (options_.path.empty()) throw UsageError("model.path is empty: it takes a Hugging Face folder or a GGUF file");
   const std::filesystem::path path = options_.path;
@@ -85,6 +100,19 @@ ModelSource::ModelSource(ModelOptions options, uint64_t seed) : options_(std::mo
   if (!chat_template.empty()) template_ = std::make_unique<ChatTemplate>(chat_template);
   if (options_.is_reward_model) become_reward_model();
   for (auto& spec : parameter_specs(config_)) specs_[spec.name] = spec;
+}
+
+ModelSource::ModelSource(const ModelDescription& description)
+    : config_(parse_model_config(description.config)), tokenizer_(open_tokenizer(description.text_files)) {
+  options_.path = "the run's model";
+  for (auto& spec : parameter_specs(config_)) specs_[spec.name] = spec;
+}
+
+ModelDescription ModelSource::description() const {
+  ModelDescription description{write_model_config(config_, "float32"), {}};
+  for (const auto& [name, content] : reader_->text_files())
+    if (name != "chat_template.jinja" && name != "generation_config.json") description.text_files[name] = content;
+  return description;
 }
 
 void ModelSource::become_reward_model() {

@@ -8,13 +8,25 @@
 
 namespace troupe {
 
+/// A model without its weights: what an engine and its tokenizer are made from, also in another process.
+struct ModelDescription {
+  nlohmann::json config;                          // config.json
+  std::map<std::string, std::string> text_files;  // of the tokenizer, by name
+  /// Equal for equal descriptions.
+  std::string fingerprint() const;
+};
+
 class ModelSource {
  public:
   /// Opens everything but the weights. With `random_init` a folder that holds only config.json and the tokenizer will
   /// do.
   ModelSource(ModelOptions options, uint64_t seed);
+  /// Of a description alone: there is nothing to read. Throws Error where it describes no model.
+  explicit ModelSource(const ModelDescription& description);
 
   const ModelConfig& config() const { return config_; }
+  /// The model as it travels to a worker that has none.
+  ModelDescription description() const;
   /// Null where the model has none.
   const Tokenizer* tokenizer() const { return tokenizer_.get(); }
   const CheckpointReader* reader() const { return reader_.get(); }
@@ -35,7 +47,7 @@ class ModelSource {
   void become_reward_model();
 
   ModelOptions options_;
-  uint64_t seed_;
+  uint64_t seed_ = 0;
   ModelConfig config_;
   std::unique_ptr<CheckpointReader> reader_;
   std::unique_ptr<Tokenizer> tokenizer_;

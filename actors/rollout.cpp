@@ -57,8 +57,10 @@ class RolloutState {
   }
 
   void update(int64_t version) {
-    if (version <= work_->version()) return;
-    work_->set_weights(setup_.board->latest());
+    // In another process the news may be here before the weights: whoever brings them tells it again.
+    auto newest = setup_.board->latest();
+    if (newest == nullptr || version <= work_->version() || newest->version() <= work_->version()) return;
+    work_->set_weights(std::move(newest));
     schedule();
   }
 

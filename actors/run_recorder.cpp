@@ -41,6 +41,7 @@ void RunRecorder::status(const WorkerStatus& status) {
   const auto before = now_.find(status.worker);
   if (before != now_.end() && status.decode_steps < before->second.decode_steps) before_.erase(status.worker);
   now_[status.worker] = status;
+  gone_.erase(status.worker);
 }
 
 void RunRecorder::add_worker_metrics(nlohmann::json& metrics, double wall_s) {
@@ -55,8 +56,10 @@ void RunRecorder::add_worker_metrics(nlohmann::json& metrics, double wall_s) {
     sum.recomputed_tokens += now.recomputed_tokens - before.recomputed_tokens;
     sum.busy_s += now.busy_s - before.busy_s;
   }
-  before_ = now_;
   if (now_.empty()) return;
+  for (const auto worker : gone_) now_.erase(worker);
+  gone_.clear();
+  before_ = now_;
   metrics["rollout/num_workers"] = now_.size();
   metrics["rollout/decode_steps"] = sum.decode_steps;
   metrics["rollout/decoded_tokens"] = sum.decoded_tokens;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <set>
 
 #include "actors/messages.h"
 #include "actors/topology.h"
@@ -45,6 +46,8 @@ class RunRecorder {
   const nlohmann::json& pending_drops() const { return dropped_; }
   void set_pending_drops(nlohmann::json drops) { dropped_ = std::move(drops); }
   void status(const WorkerStatus& status);
+  /// The worker is gone: it counts for the step under way, not for later ones.
+  void gone(int worker) { gone_.insert(worker); }
   /// Seconds of the run before this process (a resumed run's clock goes on).
   void set_time_before(double seconds) { time_before_s_ = seconds; }
   double time_s() const;
@@ -62,6 +65,7 @@ class RunRecorder {
   double time_before_s_ = 0;
   std::map<std::string, double> last_busy_s_;
   std::map<int, WorkerStatus> now_, before_;
+  std::set<int> gone_;
   nlohmann::json dropped_ = nlohmann::json::array();
 };
 

@@ -5,6 +5,7 @@
 #include "actors/director.h"
 #include "actors/engine_work.h"
 #include "actors/evaluator.h"
+#include "actors/gate.h"
 #include "actors/learner_shard.h"
 #include "actors/reward.h"
 #include "actors/run_checkpoint.h"
@@ -28,7 +29,37 @@ void check(const RlTopology& t) {
       t.async_loop.num_samples_per_prompt >= static_cast<int64_t>(kSamplesPerGroupLimit))
     throw UsageError(concat("async_loop.num_samples_per_prompt = ", t.async_loop.num_samples_per_prompt,
                             " is not within 1 and 4095"));
-  if (t.rollout.num_workers < 1) throw UsageError("rollout.num_workers must be at least 1");
+  if (t.rollout.num_workers < 0 || (t.rollout.num_workers == 0 && !t.cluster.listen))
+    throw UsageError("rollout.num_workers must be at least 1 where no other process may join (cluster.listen)");
+  if (t.run.deterministic && t.cluster.listen)
+    throw UsageError(
+        "run.deterministic fixes which worker makes which group: nobody may join (cluster.listen = false)");
+  if (t.cluster.listen && !is_loopback(t.cluster.bind) && t.cluster.token.empty())
+    throw UsageError(concat("cluster.bind = \"", t.cluster.bind,
+                            "\" is not loopback: cluster.token_file must name a file with a token"));
+}
+
+/// Where workers of other processes are let in, and what they are told.
+void add_gate(CastList& cast, const ClusterOptions& cluster, WorkerSettings settings, const ModelSource& model,
+              int num_workers, const std::shared_ptr<WeightPublisher>& publisher,
+              const std::shared_ptr<ObserverGate>& observer) {
+  const auto description = model.description();
+  GateSetup gate;
+  gate.rules = {TROUPE_VERSION, cluster.token, description.fingerprint(), cluster.lost_after_s};
+  settings.model_config = description.config;
+  settings.lost_after_s = cluster.lost_after_s;
+  gate.settings = std::move(settings);
+  gate.text_files = description.text_files;
+  gate.publisher = publisher;
+  gate.observer = observer;
+  gate.num_joined = std::make_shared<std::atomic<int>>(0);
+  gate.first_seat = num_workers;
+  gate.bind = cluster.bind;
+  gate.port = cluster.port;
+  cast.num_joined = [joined = gate.num_joined] { return joined->load(); };
+  cast.start_gate = [gate](caf::actor_system& system, director_actor director, reward_actor reward) {
+    return spawn_gate(system, std::move(director), std::move(reward), gate);
+  };
 }
 
 /// The frozen model that the algorithm's KL is measured against; null where there is no KL.
@@ -81,8 +112,9 @@ int run_rl(const RlTopology& topology) {
   auto engine = topology.rollout.engine;
   engine.seed = topology.run.seed;
   engine.deterministic = topology.run.deterministic;
-  engine.num_threads = topology.rollout.num_threads > 0 ? topology.rollout.num_threads
-                                                        : std::max(1, threads / topology.rollout.num_workers);
+  engine.num_threads = topology.rollout.num_threads > 0
+                           ? topology.rollout.num_threads
+                           : std::max(1, threads / std::max(1, topology.rollout.num_workers));
   if (engine.max_context_length <= 0) engine.max_context_length = topology.learner.max_context_length;
   // The tokenizer's vocabulary, not the head's rows, which may be padded (invariant 6): no id without a token is drawn.
   engine.log_prob_vocab_size = std::min(model->config().vocab_size, model->tokenizer()->vocab_size());
@@ -90,8 +122,13 @@ int run_rl(const RlTopology& topology) {
   learner.log_prob_vocab_size = engine.log_prob_vocab_size;
   const auto dtype = compute_dtype(topology.rollout.dtype);
 
-  // Readers of weights: every worker, and the evaluator.
-  const auto board = std::make_shared<WeightBoard>(topology.rollout.num_workers + (topology.evaluation.enable ? 1 : 0));
+  // Readers of weights: every worker of this process, and the evaluator.
+  const auto board =
+      std::make_shared<WeightBoard>(std::max(1, topology.rollout.num_workers + (topology.evaluation.enable ? 1 : 0)));
+  std::shared_ptr<WeightPublisher> publisher;
+  if (topology.cluster.listen)
+    publisher = std::make_shared<WeightPublisher>(WeightPublisherOptions{
+        topology.cluster.bind, topology.cluster.weights_port, milliseconds_of(topology.cluster.lost_after_s)});
   const auto recorder = std::make_shared<RunRecorder>(folder, trace, observer, topology.run.seed);
   recorder->set_time_before(state.time_s);
   const auto limit = milliseconds_of(topology.limits.request_timeout_s);
@@ -159,12 +196,16 @@ int run_rl(const RlTopology& topology) {
     setup.observer = observer;
     setup.stop_evaluation = [=] { *stop_evaluation = true; };
     setup.limit = limit;
+    if (topology.cluster.listen) setup.wait_for_workers = milliseconds_of(topology.cluster.wait_for_workers_s);
     return spawn_director(system, std::move(buffer), std::move(evaluator), std::move(supervisor), std::move(setup));
   };
+  // Workers that may ask at a time; of those that may join nobody knows how many they will be.
+  constexpr int kMostlyJoined = 16;
+  const int num_askers = topology.rollout.num_workers + (topology.cluster.listen ? kMostlyJoined : 0);
   // Every worker's questions may stand before this one, and each rule may use up its own limit.
   double score_limit_s = 10;
   for (const auto& reward : topology.rewards)
-    score_limit_s += reward.timeout_s * RolloutSetup().max_scores_asked * (topology.rollout.num_workers + 1);
+    score_limit_s += reward.timeout_s * RolloutSetup().max_scores_asked * (num_askers + 1);
   cast.start_reward = [=](caf::actor_system& system, buffer_actor buffer) {
     return spawn_reward(system, std::move(buffer),
                         {[=] {
@@ -173,14 +214,28 @@ int run_rl(const RlTopology& topology) {
                          },
                          trace, true});
   };
+  const auto credit =
+      engine.max_sequences + static_cast<int>(std::min<int64_t>(num_samples_per_group, engine.max_sequences));
+  const auto score_limit = std::min(limit, milliseconds_of(score_limit_s));
+  if (publisher != nullptr)
+    add_gate(cast, topology.cluster,
+             {topology.run.name,
+              {},
+              engine,
+              sampling,
+              baseline_index,
+              credit,
+              std::chrono::duration<double>(score_limit).count(),
+              0,
+              dtype == at::kFloat ? "float32" : "bfloat16"},
+             *model, topology.rollout.num_workers, publisher, observer);
   cast.start_rollout = [=](caf::actor_system& system, int worker, director_actor director, reward_actor reward) {
     RolloutSetup setup;
     setup.make_work = [=](int) { return make_engine_work(model, engine, sampling, baseline_index); };
     setup.board = board;
     setup.trace = trace;
-    setup.credit =
-        engine.max_sequences + static_cast<int>(std::min<int64_t>(num_samples_per_group, engine.max_sequences));
-    setup.score_limit = std::min(limit, milliseconds_of(score_limit_s));
+    setup.credit = credit;
+    setup.score_limit = score_limit;
     return spawn_rollout(system, worker, std::move(director), std::move(reward), std::move(setup));
   };
   const auto shard = shard_setup(learner, topology.run, topology.checkpoint, topology.num_ranks, topology.num_replicas,
@@ -196,6 +251,8 @@ int run_rl(const RlTopology& topology) {
     ranks.critic_warmup_steps = topology.critic.warmup_steps;
     ranks.board = board;
     ranks.publish_dtype = dtype;
+    if (publisher != nullptr)
+      ranks.on_publish = [publisher](WeightSnapshotPointer snapshot) { publisher->publish(std::move(snapshot)); };
     ranks.options.algorithm.temperature = sampling.temperature;
     if (resumed) ranks.resume_from = resumed->path;
     ranks.initial_weights = initial_weights;
@@ -218,6 +275,8 @@ int run_rl(const RlTopology& topology) {
   };
   auto options = play_options(topology.limits, topology.handle_signals);
   options.on_forced_end = finish;
+  if (publisher != nullptr)
+    options.network = NetworkOptions{topology.cluster.heartbeat_s, topology.cluster.lost_after_s};
   const auto code = play(std::move(cast), options);
   finish();
   return code;
@@ -246,7 +305,8 @@ nlohmann::json describe(const RlTopology& topology) {
             {"trainer", 1},
             {"shard", topology.num_ranks},
             {"evaluator", topology.evaluation.enable ? 1 : 0},
-            {"supervisor", 1}}},
+            {"supervisor", 1},
+            {"gate for other processes", topology.cluster.listen ? 1 : 0}}},
           {"parameters", c.num_parameters()},
           {"algorithm", topology.learner.algorithm.name},
           {"staleness_bound",

@@ -68,6 +68,10 @@ std::shared_ptr<const ModelSource> open_reference(const ModelOptions& options, c
   return reference;
 }
 
+bool is_loopback(const std::string& address) {
+  return address.starts_with("127.") || address == "localhost" || address == "::1";
+}
+
 RestartOptions restart_options(const LimitOptions& limits) {
   return {limits.num_restarts, milliseconds_of(limits.restart_window_s), milliseconds_of(limits.first_restart_pause_s),
           std::chrono::milliseconds(30'000)};

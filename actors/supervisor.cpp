@@ -39,6 +39,9 @@ class SupervisorState {
   }
 
  private:
+  /// The gate's own limit is shorter.
+  static constexpr std::chrono::milliseconds kFarewellLimit{5'000};
+
   struct Seat {
     std::string role;
     int32_t seat = 0;
@@ -70,6 +73,14 @@ class SupervisorState {
       source = buffer_;
       reward_ = watch(cast_.start_reward(system, buffer_), "reward");
     }
+    if (cast_.start_gate) {
+      try {
+        gate_ = watch(cast_.start_gate(system, director_, reward_), "gate");
+      } catch (const Error& error) {
+        end(1, error.what());
+        return;
+      }
+    }
     const auto trainer = watch(cast_.start_trainer(system, source, control_, me), "trainer");
     for (int32_t seat = 0; seat < cast_.num_rollouts; ++seat) start_rollout(seat);
     caf::anon_send(trainer, atom::next_v);
@@ -89,6 +100,8 @@ class SupervisorState {
     if (seat.role == "rollout") rollouts_.erase(seat.seat);
     if (seat.role == "rollout" || seat.role == "reward")
       replace(seat, cause);
+    else if (seat.role == "gate")
+      cast_.observer->say("the gate fell, no other worker can join: " + cause);
     else if (seat.role == "evaluator")
       cast_.observer->say("the evaluator fell and is not restarted: " + cause);
     else
@@ -107,6 +120,10 @@ class SupervisorState {
     if (control_) caf::anon_send(control_, atom::interrupt_v);
   }
 
+  bool is_anybody_left() const {
+    return !rollouts_.empty() || num_restarting_ > 0 || (cast_.num_joined && cast_.num_joined() > 0);
+  }
+
   void replace(const Seat& seat, const std::string& cause) {
     auto& policy = policies_.try_emplace(seat, cast_.restarts).first->second;
     const auto pause = policy.next_pause(self_->clock().now());
@@ -115,7 +132,7 @@ class SupervisorState {
                                  cast_.restarts.num_restarts, " in ", pause->count(), " ms"));
       if (seat.role == "rollout") ++num_restarting_;
       self_->delayed_send(self_, *pause, atom::next_v, seat.role, seat.seat);
-    } else if (seat.role == "rollout" && !cast_.needs_every_rollout && (!rollouts_.empty() || num_restarting_ > 0)) {
+    } else if (seat.role == "rollout" && !cast_.needs_every_rollout && is_anybody_left()) {
       cast_.observer->say(
           concat(seat.text(), " is given up after ", cast_.restarts.num_restarts, " restarts: ", cause));
     } else {
@@ -134,10 +151,15 @@ class SupervisorState {
     reward_ = watch(cast_.start_reward(self_->system(), buffer_), "reward");
     for (const auto& [id, rollout] : rollouts_)
       caf::anon_send(rollout, atom::arrive_v, caf::actor_cast<caf::strong_actor_ptr>(reward_));
+    if (gate_) caf::anon_send(gate_, atom::arrive_v, caf::actor_cast<caf::strong_actor_ptr>(reward_));
   }
 
   void overdue(const Seat& seat, const caf::strong_actor_ptr& who, const std::string& why) {
     const auto found = everybody_.find(seat);
+    if (seat.role == "rollout" && seat.seat >= cast_.num_rollouts) {  // of another process, which may join anew
+      caf::anon_send_exit(caf::actor_cast<caf::actor>(who), caf::exit_reason::kill);
+      return;
+    }
     if (ended_ || found == everybody_.end() || found->second != who) return;  // replaced already
     // It may never look into its mailbox again: its seat is free from now on, whatever becomes of its thread.
     seats_.erase(caf::actor_cast<caf::actor_addr>(who));
@@ -152,8 +174,19 @@ class SupervisorState {
     ended_ = true;
     code_ = code;
     cause_ = cause;
+    if (!gate_) {
+      dismiss_all();
+      return;
+    }
+    // Workers of other processes hear it first: afterwards they would take the run for lost.
+    const auto how = code == 0 ? std::string("done") : code == 130 ? std::string("interrupted") : "failed: " + cause;
+    self_->request(std::exchange(gate_, gate_actor()), kFarewellLimit, atom::ended_v, how)
+        .then([this](int32_t) { dismiss_all(); }, [this](const caf::error&) { dismiss_all(); });
+  }
+
+  void dismiss_all() {
     // Sources first, then workers, then sinks; each dies with its own state.
-    for (const char* role : {"director", "data", "rollout", "reward", "evaluator", "buffer", "trainer"})
+    for (const char* role : {"gate", "director", "data", "rollout", "reward", "evaluator", "buffer", "trainer"})
       for (const auto& [seat, handle] : everybody_)
         if (seat.role == role)
           caf::anon_send_exit(caf::actor_cast<caf::actor>(handle), caf::exit_reason::user_shutdown);
@@ -168,7 +201,7 @@ class SupervisorState {
   }
 
   void tell() {
-    if (!promise_.pending()) return;
+    if (!promise_.pending() || gate_ || !everybody_.empty()) return;  // dismiss_all tells
     promise_.deliver(code_, cause_);
     self_->quit();
   }
@@ -183,6 +216,7 @@ class SupervisorState {
   reward_actor reward_;
   director_actor director_;
   run_control_actor control_;
+  gate_actor gate_;
   int num_restarting_ = 0;  // rollouts
   bool ended_ = false;
   int32_t code_ = 1;

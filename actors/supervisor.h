@@ -25,6 +25,9 @@ struct CastList {
   std::function<director_actor(caf::actor_system&, buffer_actor, evaluator_actor, supervisor_actor)> start_director;
   std::function<reward_actor(caf::actor_system&, buffer_actor)> start_reward;
   std::function<rollout_actor(caf::actor_system&, int worker, director_actor, reward_actor)> start_rollout;
+  /// Where workers of other processes may join; throws Error where it cannot listen.
+  std::function<gate_actor(caf::actor_system&, director_actor, reward_actor)> start_gate;
+  std::function<int()> num_joined;  // of them, now
   /// Pre-training: one actor is batch source and run control.
   std::function<std::pair<batch_source_actor, run_control_actor>(caf::actor_system&)> start_data;
   std::function<trainer_actor(caf::actor_system&, batch_source_actor, run_control_actor, supervisor_actor)>

@@ -69,12 +69,25 @@ struct AsyncLoopOptions {
 
 /// rollout.*
 struct RolloutOptions {
-  int num_workers = 2;
+  int num_workers = 2;         // of this process; 0: all join from others
   EngineOptions engine;        // seed, deterministic, num_threads and max_context_length 0 are filled in by run_rl
   std::string dtype = "auto";  // of compute: "auto", "bfloat16", "float32"
   std::string group_to_worker = "least_loaded";  // "least_loaded" "sticky" "fixed"
   int num_threads = 0;                           // of each worker; 0: max(1, topology.threads / num_workers)
 };
+
+/// cluster.*: workers of other processes (`troupe worker --join`). Whoever speaks CAF reaches the port, so it belongs
+/// on loopback or a private network; the token keeps other runs' workers out.
+struct ClusterOptions {
+  bool listen = false;
+  std::string bind = "127.0.0.1";
+  int port = 0, weights_port = 0;  // 0: any
+  std::string token;               // "": none is asked for; needed where `bind` is not loopback
+  double heartbeat_s = 1, lost_after_s = 10;
+  double wait_for_workers_s = 600;  // without any worker, before the run stops
+};
+/// True for addresses that only this machine reaches.
+bool is_loopback(const std::string& address);
 
 /// evaluation.*
 struct EvaluationOptions {
@@ -120,7 +133,8 @@ class RunObserver {
   virtual void on_text(std::string_view line) {}
 };
 
-/// One RL run in this process: director, rollout workers, reward, buffer, trainer and its shards, supervisor.
+/// One RL run, with any number of rollout workers in other processes beside those of this one: director, rollout
+/// workers, reward, buffer, trainer and its shards, supervisor.
 struct RlTopology {
   RunOptions run;
   ModelOptions model;
@@ -141,6 +155,7 @@ struct RlTopology {
   int threads = 0;             // topology.threads: one budget; 0: every core this process may use
   bool handle_signals = true;  // SIGINT and SIGTERM: checkpoint, exit code 130
   RunObserver* observer = nullptr;
+  ClusterOptions cluster;
 };
 
 /// Text, chats or pairs for the trainer alone (training/text_source.h and preference_source.h read them).

@@ -20,7 +20,7 @@ void WorkLedger::join(int worker, int credit, int64_t version) {
   require(workers_.try_emplace(worker, Worker{credit, credit, version, {}}).second, "worker ", worker, " joined twice");
 }
 
-int64_t WorkLedger::leave(int worker) {
+int64_t WorkLedger::leave(int worker, bool is_loss) {
   const auto found = workers_.find(worker);
   if (found == workers_.end()) return 0;
   workers_.erase(found);
@@ -31,7 +31,8 @@ int64_t WorkLedger::leave(int worker) {
     for (auto& [id, sample] : work.samples) {
       if (sample.state == State::kWaiting || sample.worker != worker) continue;
       ++num_lost;
-      if (++sample.losses > options_.max_losses) {
+      sample.losses += is_loss;
+      if (sample.losses > options_.max_losses) {
         given_up_.push_back({id, concat(sample.losses, " workers died under it")});
       } else {
         sample.state = State::kWaiting;

@@ -49,8 +49,8 @@ class WorkLedger {
   /// a restarted worker joins anew after its loss was told.
   void join(int worker, int credit, int64_t version);
   /// The worker is gone: its unfinished samples wait again. Returns how many; those out of patience are in
-  /// take_given_up.
-  int64_t leave(int worker);
+  /// take_given_up. `is_loss`: it died; who leaves of its own accord costs no patience.
+  int64_t leave(int worker, bool is_loss = true);
   /// The worker has applied a version.
   void acknowledge(int worker, int64_t version);
 

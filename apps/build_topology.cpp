@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "apps/algorithm_keys.h"
+#include "apps/token_file.h"
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/text.h"
@@ -173,6 +174,24 @@ LimitOptions limit_options(const Config& config) {
   LimitOptions limits;
   limits.request_timeout_s = config.number("cluster.request_timeout_s");
   return limits;
+}
+
+ClusterOptions cluster_options(const Config& config) {
+  ClusterOptions cluster;
+  cluster.bind = config.string("cluster.bind");
+  cluster.port = static_cast<int>(config.integer("cluster.port"));
+  cluster.weights_port = static_cast<int>(config.integer("cluster.weights_port"));
+  cluster.listen = config.boolean("cluster.listen") || cluster.port != 0 || config.integer("rollout.num_workers") == 0;
+  const auto token_file = config.string("cluster.token_file");
+  if (!token_file.empty()) cluster.token = read_token_file("cluster.token_file", token_file);
+  if (cluster.listen && !is_loopback(cluster.bind) && cluster.token.empty())
+    refuse(config, "cluster.bind", "is not loopback: cluster.token_file must name a file with a token");
+  cluster.heartbeat_s = config.number("cluster.heartbeat_s");
+  cluster.lost_after_s = config.number("cluster.lost_after_s");
+  if (cluster.heartbeat_s * 2 > cluster.lost_after_s)
+    refuse(config, "cluster.lost_after_s", concat("is below two heartbeats of ", cluster.heartbeat_s, " s"));
+  cluster.wait_for_workers_s = config.number("cluster.wait_for_workers_s");
+  return cluster;
 }
 
 MetricsOptions metrics_options(const Config& config) {
@@ -407,6 +426,9 @@ RlTopology build_rl_topology(const Config& config) {
            concat("needs async_loop.target_offpolicy_steps = 0, not ", topology.async_loop.target_offpolicy_steps));
   }
   topology.rollout = rollout_options(config);
+  topology.cluster = cluster_options(config);
+  if (topology.run.deterministic && topology.cluster.listen)
+    refuse(config, "run.deterministic", "fixes which worker makes which group: nobody may join (cluster.listen)");
   if (topology.run.deterministic && config.is_default("rollout.group_to_worker"))
     topology.rollout.group_to_worker = "fixed";
   if (topology.run.deterministic && topology.rollout.group_to_worker != "fixed")

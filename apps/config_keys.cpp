@@ -123,7 +123,8 @@ std::vector<KeySpec> make_plain_keys() {
       integer("async_loop.num_prompts_per_train_step", 8, "P: groups of one train step", 1),
       integer("async_loop.num_samples_per_prompt", 8, "samples of one group", 1, 4096),
 
-      integer("rollout.num_workers", 2, "rollout actors in this process", 1, 1024),
+      integer("rollout.num_workers", 2, "rollout actors in this process; 0: all join from others (cluster.listen)", 0,
+              1024),
       integer("rollout.max_sequences", 32, "sequences that one worker decodes at a time", 1, 65536),
       automatic("rollout.kv_cache_mib",
                 "KV cache of one worker in MiB; auto: what max_sequences of max_context_length need, at most 512"),
@@ -172,6 +173,20 @@ std::vector<KeySpec> make_plain_keys() {
       automatic("topology.rollout_threads",
                 "threads of one rollout worker; auto: topology.threads / rollout.num_workers, at least 1"),
 
+      boolean(
+          "cluster.listen", false,
+          "workers of other processes may join (troupe worker --join); follows from rollout.num_workers = 0 and from "
+          "cluster.port"),
+      text("cluster.bind", "127.0.0.1",
+           "address to listen at; one that is not loopback needs cluster.token_file and belongs to a private network"),
+      integer("cluster.port", 0, "port that workers join at; 0: any, printed at the start", 0, 65535),
+      integer("cluster.weights_port", 0, "port that weights come from; 0: any, told to each worker", 0, 65535),
+      text("cluster.token_file", "", "file whose first line every joining worker must show; empty: none"),
+      number("cluster.heartbeat_s", 1.0, "seconds between signs of life to workers of other processes", 0.01),
+      number("cluster.lost_after_s", 10.0, "a worker without a sign of life is lost, and its work goes to others",
+             0.05),
+      number("cluster.wait_for_workers_s", 600.0, "how long a run goes on without any rollout worker before it stops",
+             0.1),
       number("cluster.request_timeout_s", 600.0, "limit of every request between actors", 0.001),
 
       integer("metrics.log_freq", 1, "steps between console lines", 1),

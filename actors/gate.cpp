@@ -1,0 +1,154 @@
+#include "actors/gate.h"
+
+#include <caf/io/all.hpp>
+
+#include "actors/spawn.h"
+#include "base/error.h"
+
+namespace troupe {
+namespace {
+
+/// A stranger's word for the log: short and printable.
+std::string printable(const std::string& text) {
+  std::string shown;
+  for (const char c : text.substr(0, 100)) shown += c >= ' ' && c <= '~' ? c : '?';
+  return shown.empty() ? "somebody" : shown;
+}
+
+class GateState {
+ public:
+  using Pointer = gate_actor::stateful_pointer<GateState>;
+  static constexpr const char* name = "gate";
+
+  explicit GateState(Pointer self) : self_(self) {}
+
+  gate_actor::behavior_type start(director_actor director, reward_actor reward, GateSetup setup) {
+    director_ = std::move(director);
+    reward_ = caf::actor_cast<caf::strong_actor_ptr>(reward);
+    setup_ = std::move(setup);
+    next_seat_ = setup_.first_seat;
+    self_->set_down_handler([this](const caf::down_msg& down) { gone(down); });
+    return {
+        [this](atom::hello, const Hello& hello) { return welcome(hello); },
+        [this](atom::leave, int32_t seat) { return leave(seat); },
+        [this](atom::ended, const std::string& how) { return close(how); },
+        [this](atom::arrive, const caf::strong_actor_ptr& reward) {
+          reward_ = reward;
+          for (const auto& [address, guest] : guests_) caf::anon_send(guest.handle, atom::arrive_v, reward_);
+        },
+        [this](atom::next) { say_closed(); },
+    };
+  }
+
+ private:
+  struct Guest {
+    guest_actor handle;
+    std::string name, ticket;
+    int32_t seat = 0;
+  };
+
+  caf::actor_addr sender() const { return caf::actor_cast<caf::actor_addr>(self_->current_sender()); }
+
+  Welcome welcome(const Hello& hello) {
+    Welcome answer;
+    answer.refusal = closing_.pending() || is_closed_ ? "the run is over" : refusal(hello, setup_.rules);
+    const auto& who = self_->current_sender();
+    if (answer.refusal.empty() && who == nullptr) answer.refusal = "it does not say who asks";
+    if (!answer.refusal.empty()) {
+      setup_.observer->say(concat("a worker was refused: ", printable(hello.name), ": ", answer.refusal));
+      return answer;
+    }
+    forget(sender());  // it joins anew
+    Guest guest{caf::actor_cast<guest_actor>(who), printable(hello.name), setup_.publisher->admit(), next_seat_++};
+    self_->monitor(guest.handle);
+    answer.seat = guest.seat;
+    answer.settings_json = to_json(setup_.settings).dump();
+    for (const auto& [file, content] : setup_.text_files) {
+      answer.file_names.push_back(file);
+      answer.file_contents.push_back(content);
+    }
+    answer.ticket = guest.ticket;
+    answer.weights_port = static_cast<uint16_t>(setup_.publisher->port());
+    answer.director = caf::actor_cast<caf::strong_actor_ptr>(director_);
+    answer.reward = reward_;
+    setup_.observer->say(concat("rollout ", guest.seat, " joins: ", guest.name, ", ", hello.threads, " threads"));
+    guests_[sender()] = std::move(guest);
+    *setup_.num_joined = static_cast<int>(guests_.size());
+    return answer;
+  }
+
+  /// Answers 1 where the seat was the asker's.
+  int32_t leave(int32_t seat) {
+    const auto found = guests_.find(sender());
+    if (found == guests_.end() || found->second.seat != seat) return 0;
+    setup_.observer->say(concat("rollout ", seat, " leaves: ", found->second.name));
+    caf::anon_send(director_, atom::leave_v, int32_t{seat});
+    forget(sender());
+    return 1;
+  }
+
+  void gone(const caf::down_msg& down) {
+    const auto found = guests_.find(down.source);
+    if (found == guests_.end()) return;
+    if (!closing_.pending())
+      setup_.observer->say(concat("rollout ", found->second.seat, " is lost: ", found->second.name, ": ",
+                                  describe_error(down.reason, self_->system())));
+    forget(down.source);
+  }
+
+  void forget(const caf::actor_addr& address) {
+    const auto found = guests_.find(address);
+    if (found == guests_.end()) return;
+    setup_.publisher->revoke(found->second.ticket);
+    guests_.erase(found);
+    *setup_.num_joined = static_cast<int>(guests_.size());
+    if (guests_.empty()) say_closed();
+  }
+
+  caf::result<int32_t> close(const std::string& how) {
+    auto promise = self_->template make_response_promise<int32_t>();
+    closing_ = promise;
+    for (const auto& [address, guest] : guests_) caf::anon_send(guest.handle, atom::ended_v, how);
+    if (guests_.empty())
+      say_closed();
+    else
+      self_->delayed_send(self_, setup_.farewell_limit, atom::next_v);
+    return promise;
+  }
+
+  void say_closed() {
+    if (!closing_.pending()) return;
+    closing_.deliver(static_cast<int32_t>(guests_.size()));
+    closing_ = {};
+    is_closed_ = true;
+  }
+
+  Pointer self_;
+  director_actor director_;
+  caf::strong_actor_ptr reward_;
+  GateSetup setup_;
+  int32_t next_seat_ = 0;
+  std::map<caf::actor_addr, Guest> guests_;
+  caf::typed_response_promise<int32_t> closing_;
+  bool is_closed_ = false;
+};
+
+}  // namespace
+
+gate_actor spawn_gate(caf::actor_system& system, director_actor director, reward_actor reward, GateSetup setup) {
+  const auto bind = setup.bind;
+  const auto wanted = static_cast<uint16_t>(setup.port);
+  const auto observer = setup.observer;
+  const auto weights_port = setup.publisher->port();
+  auto gate = spawn_state<gate_actor, GateState>(system, std::move(director), std::move(reward), std::move(setup));
+  const auto port = system.middleman().publish(gate, wanted, bind.c_str(), true);
+  if (!port) {
+    caf::anon_send_exit(gate, caf::exit_reason::user_shutdown);
+    fail("cluster: cannot listen at ", bind, ":", wanted, ": ", describe_error(port.error(), system));
+  }
+  observer->say(concat("workers may join: troupe worker --join ", bind == "0.0.0.0" ? "HOST" : bind, ":", *port,
+                       " (weights come from port ", weights_port, ")"));
+  return gate;
+}
+
+}  // namespace troupe

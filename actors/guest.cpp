@@ -1,0 +1,234 @@
+#include "actors/guest.h"
+
+#include <caf/io/all.hpp>
+
+#include "actors/engine_work.h"
+#include "actors/question.h"
+#include "actors/weight_subscriber.h"
+#include "base/error.h"
+
+namespace troupe {
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+constexpr Milliseconds kConnectLimit{5'000}, kHelloLimit{20'000}, kLeaveLimit{2'000}, kBetweenTries{500};
+
+Milliseconds milliseconds(double seconds) { return Milliseconds(static_cast<int64_t>(seconds * 1000)); }
+
+class GuestState {
+ public:
+  using Pointer = guest_actor::stateful_pointer<GuestState>;
+  static constexpr const char* name = "guest";
+
+  explicit GuestState(Pointer self) : self_(self), trace_(std::make_shared<Trace>(false)) {}
+
+  guest_actor::behavior_type start(GuestSetup setup) {
+    setup_ = std::move(setup);
+    restarts_.emplace(setup_.restarts);
+    begin_joining();
+    self_->set_down_handler([this](const caf::down_msg& down) { fell(down); });
+    self_->send(self_, atom::next_v);
+    return {
+        [this](atom::ended) {
+          promise_ = self_->template make_response_promise<int32_t, std::string>();
+          auto answer = promise_;
+          if (has_ended_) tell();
+          return answer;
+        },
+        [this](atom::ended, const std::string& how) {
+          log::info("the run ", run_, " is over: ", how);
+          end(0, "");
+        },
+        [this](atom::arrive, const caf::strong_actor_ptr& reward) {
+          if (rollout_) caf::anon_send(rollout_, atom::arrive_v, reward);
+        },
+        [this](atom::interrupt) { interrupt(); },
+        [this](atom::next) { try_joining(); },
+    };
+  }
+
+ private:
+  std::string where() const { return concat(setup_.options.host, ":", setup_.options.port); }
+
+  void begin_joining() { deadline_ = self_->clock().now() + milliseconds(setup_.options.retry_s); }
+
+  void try_joining() {
+    if (has_ended_ || rollout_) return;
+    const auto middleman = self_->system().middleman().actor_handle();
+    self_
+        ->request(middleman, kConnectLimit, caf::connect_atom::value, setup_.options.host,
+                  static_cast<uint16_t>(setup_.options.port))
+        .then(
+            [this](const caf::node_id&, const caf::strong_actor_ptr& door, const std::set<std::string>& types) {
+              auto& system = self_->system();
+              if (door == nullptr || !system.assignable(types, system.message_types<door_actor>()))
+                try_again("there is no run of this protocol");
+              else
+                say_hello(caf::actor_cast<door_actor>(door));
+            },
+            [this](const caf::error& error) { try_again(describe_error(error, self_->system())); });
+  }
+
+  void try_again(const std::string& why) {
+    if (has_ended_) return;
+    if (self_->clock().now() >= deadline_)
+      end(1, concat("no run at ", where(), " within ", setup_.options.retry_s, " s (--retry-s): ", why));
+    else
+      self_->delayed_send(self_, kBetweenTries, atom::next_v);
+  }
+
+  void say_hello(const door_actor& door) {
+    const auto threads = static_cast<int32_t>(setup_.options.num_threads);
+    self_
+        ->request(door, kHelloLimit, atom::hello_v,
+                  Hello{kJoinProtocol, TROUPE_VERSION, setup_.options.token, setup_.name, setup_.model,
+                        setup_.options.heartbeat_s, threads})
+        .then(
+            [this, door](const Welcome& welcome) {
+              if (has_ended_ || rollout_) return;
+              if (!welcome.refusal.empty()) {
+                end(1, concat("the run at ", where(), " refused this worker: ", welcome.refusal));
+                return;
+              }
+              door_ = door;
+              try {
+                begin_work(welcome);
+              } catch (const std::exception& error) {
+                end(1, concat("the run at ", where(), " cannot be served: ", error.what()));
+              }
+            },
+            [this](const caf::error& error) { try_again(describe_error(error, self_->system())); });
+  }
+
+  void begin_work(const Welcome& welcome) {
+    const auto settings = parse_worker_settings(nlohmann::json::parse(welcome.settings_json));
+    require(welcome.file_names.size() == welcome.file_contents.size(), "welcome: files without a name");
+    ModelDescription description{settings.model_config, {}};
+    for (size_t i = 0; i < welcome.file_names.size(); ++i)
+      description.text_files[welcome.file_names[i]] = welcome.file_contents[i];
+    const auto model = std::make_shared<const ModelSource>(description);
+    auto engine = settings.engine;
+    engine.num_threads = setup_.options.num_threads;
+    const auto board = std::make_shared<WeightBoard>(1);
+    const auto dtype = compute_dtype(settings.dtype);
+    const auto limit = milliseconds(settings.score_limit_s);
+    run_ = settings.run;
+    seat_ = welcome.seat;
+
+    RolloutSetup rollout;
+    rollout.make_work = [=](int) {
+      return make_engine_work(model, engine, settings.sampling, settings.baseline_index);
+    };
+    rollout.board = board;
+    rollout.trace = trace_;
+    rollout.credit = settings.credit;
+    rollout.score_limit = limit;
+    rollout_ = spawn_rollout(self_->system(), seat_, caf::actor_cast<director_actor>(welcome.director),
+                             caf::actor_cast<reward_actor>(welcome.reward), std::move(rollout));
+    self_->monitor(rollout_);
+    director_ = caf::actor_cast<caf::actor_addr>(welcome.director);
+    self_->monitor(caf::actor_cast<caf::actor>(welcome.director));
+
+    WeightSubscriberOptions weights;
+    weights.endpoint = concat("tcp://", setup_.options.host, ":", welcome.weights_port);
+    weights.ticket = welcome.ticket;
+    weights.silence_limit = milliseconds(settings.lost_after_s);
+    weights.on_weights = [=, rollout = rollout_, threads = engine.num_threads](WeightSnapshot snapshot) {
+      board->wait_for_room(limit);
+      const bool is_first = board->latest() == nullptr;
+      board->publish(pack_model(model->config(), snapshot, dtype, threads));
+      log::write(is_first ? log::Level::kInfo : log::Level::kDebug,
+                 concat("weights of version ", snapshot.version, " are here"));
+      caf::anon_send<caf::message_priority::high>(rollout, atom::weights_v, int64_t{snapshot.version});
+    };
+    weights_ = std::make_unique<WeightSubscriber>(model->config(), std::move(weights));
+    log::info("joined the run ", run_, " at ", where(), " as rollout ", seat_);
+  }
+
+  /// Its thread may be in the middle of a step; nobody waits for it.
+  void end_work() {
+    weights_.reset();
+    if (rollout_) {
+      self_->demonitor(rollout_.address());
+      caf::anon_send_exit(rollout_, caf::exit_reason::user_shutdown);
+    }
+    rollout_ = rollout_actor();
+    director_ = {};
+    door_ = door_actor();
+  }
+
+  void fell(const caf::down_msg& down) {
+    if (has_ended_ || !rollout_) return;
+    const auto cause = describe_error(down.reason, self_->system());
+    if (down.source == director_) {
+      log::warning("the run ", run_, " at ", where(), " is lost (", cause, "); trying to join again for ",
+                   setup_.options.retry_s, " s");
+      end_work();
+      begin_joining();
+      self_->delayed_send(self_, kBetweenTries, atom::next_v);
+    } else if (down.source == rollout_.address()) {
+      const auto pause = restarts_->next_pause(self_->clock().now());
+      if (!pause) {
+        end(1, concat("rollout ", seat_, " fell ", restarts_->num_restarts() + 1, " times: ", cause));
+        return;
+      }
+      log::warning("rollout ", seat_, " fell: ", cause, "; joining again in ", pause->count(), " ms");
+      end_work();
+      begin_joining();
+      self_->delayed_send(self_, *pause, atom::next_v);
+    }
+  }
+
+  void interrupt() {
+    if (!rollout_) {
+      end(130, "");
+      return;
+    }
+    const Question question(*self_, "worker", "the gate", "leave");
+    self_->request(door_, kLeaveLimit, atom::leave_v, int32_t{seat_})
+        .then([this](int32_t) { end(130, ""); },
+              [this, question](const caf::error& error) {
+                question.failed(*self_, error);
+                end(130, "");
+              });
+  }
+
+  void end(int32_t code, const std::string& cause) {
+    if (has_ended_) return;
+    has_ended_ = true;
+    code_ = code;
+    cause_ = cause;
+    end_work();
+    tell();
+  }
+
+  void tell() {
+    if (!promise_.pending()) return;
+    promise_.deliver(code_, cause_);
+    self_->quit();
+  }
+
+  Pointer self_;
+  std::shared_ptr<Trace> trace_;
+  GuestSetup setup_;
+  std::optional<RestartPolicy> restarts_;
+  Question::Time deadline_{};
+  std::string run_;
+  int32_t seat_ = -1;
+  door_actor door_;
+  caf::actor_addr director_;
+  rollout_actor rollout_;  // set while at work
+  std::unique_ptr<WeightSubscriber> weights_;
+  bool has_ended_ = false;
+  int32_t code_ = 1;
+  std::string cause_;
+  caf::typed_response_promise<int32_t, std::string> promise_;
+};
+
+}  // namespace
+
+guest_actor spawn_guest(caf::actor_system& system, GuestSetup setup) {
+  return spawn_state<guest_actor, GuestState>(system, std::move(setup));
+}
+
+}  // namespace troupe

@@ -1,0 +1,24 @@
+// A rollout worker of another process: joins a run, generates for it, comes back when it loses it. No CAF here.
+#pragma once
+
+#include <string>
+
+namespace troupe {
+
+struct WorkerOptions {
+  std::string host;
+  int port = 0;
+  std::string token;       // "" where the run asks for none
+  std::string model_path;  // "": whatever the run trains; else the run must train this model
+  int num_threads = 0;     // 0: every core this process may use
+  double heartbeat_s = 1;
+  double lost_after_s = 10;  // without a word from the run
+  double retry_s = 60;       // for so long it tries to join, at the start and after a loss
+  bool handle_signals = true;
+};
+
+/// Returns the program's exit code: 0 the run is over, 1 refused, or no run within `retry_s` (the cause is logged), 130
+/// interrupted. Throws Error where the model at `model_path` cannot be opened.
+int run_worker(const WorkerOptions& options);
+
+}  // namespace troupe

@@ -1,0 +1,69 @@
+// Who is let in, and what a worker is told.
+#include "actors/join.h"
+
+#include "actors/topology.h"
+#include "base/error.h"
+#include "tests/doctest.h"
+
+namespace troupe {
+
+TEST_CASE("a worker is let in by protocol, token, build, model and heartbeat, and told which of them is wrong") {
+  const JoinRules rules{"1.2", "sesame", "abc", 10};
+  const Hello good{kJoinProtocol, "1.2", "sesame", "host:1", "", 1, 4};
+  CHECK(refusal(good, rules).empty());
+  auto hello = good;
+  hello.model = "abc";
+  CHECK(refusal(hello, rules).empty());
+  hello.model = "abd";
+  CHECK(refusal(hello, rules).find("another model") != std::string::npos);
+  hello = good;
+  hello.protocol = kJoinProtocol + 1;
+  CHECK(refusal(hello, rules).find("protocol") != std::string::npos);
+  hello = good;
+  hello.build = "1.3";
+  CHECK(refusal(hello, rules) == "its build is 1.3, the run's 1.2");
+  hello = good;
+  hello.heartbeat_s = 6;
+  CHECK(refusal(hello, rules).find("heartbeat") != std::string::npos);
+  for (const char* token : {"sesam", "sesamE", "sesame ", "xsesame"}) {
+    hello = good;
+    hello.token = token;
+    CHECK(refusal(hello, rules) == "wrong token");
+  }
+  hello.token = "";
+  CHECK(refusal(hello, rules).find("no token") != std::string::npos);
+  CHECK(refusal(hello, {"1.2", "", "abc", 10}).empty());
+}
+
+TEST_CASE("a worker's settings arrive as they were; what is missing is named") {
+  WorkerSettings settings;
+  settings.run = "r";
+  settings.model_config = {{"model_type", "llama"}};
+  settings.engine = {7, 11, 13, 17, 19, 23, OnWeights::kFinish, true, 29, 0xfedcba9876543210, 1};
+  settings.sampling = {0.5, 0.75, 3, 0.125, 31, {"stop", "ä"}, {1, 2}};
+  settings.baseline_index = 4;
+  settings.credit = 12;
+  settings.score_limit_s = 2.5;
+  settings.lost_after_s = 3.5;
+  settings.dtype = "bfloat16";
+  const auto json = to_json(settings);
+  const auto copy = parse_worker_settings(nlohmann::json::parse(json.dump()));
+  CHECK(to_json(copy) == json);
+  CHECK(copy.engine.seed == 0xfedcba9876543210);
+  CHECK(copy.engine.on_weights == OnWeights::kFinish);
+  CHECK(copy.sampling.stop == settings.sampling.stop);
+  auto broken = json;
+  broken["engine"].erase("seed");
+  CHECK_THROWS_WITH_AS(parse_worker_settings(broken), doctest::Contains("seed"), Error);
+  broken = json;
+  broken["engine"]["on_weights"] = 3;
+  CHECK_THROWS_WITH_AS(parse_worker_settings(broken), doctest::Contains("on_weights"), Error);
+}
+
+TEST_CASE("only this machine reaches a loopback address") {
+  for (const char* address : {"127.0.0.1", "127.1.2.3", "localhost", "::1"}) CHECK(is_loopback(address));
+  for (const char* address : {"0.0.0.0", "10.0.0.1", "::", "", "1270.0.0.1", "example.com"})
+    CHECK_FALSE(is_loopback(address));
+}
+
+}  // namespace troupe
