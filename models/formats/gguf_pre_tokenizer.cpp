@@ -64,7 +64,7 @@ const std::vector<GgufPreTokenizer>& known_schemes() {
        true},
       {{"smaug-bpe", "dbrx", "chatglm-bpe", "glm4"}, {kLlama3}},
       {{"qwen2", "deepseek-r1-qwen", "kormo", "megrez"}, {kQwen2}, false, true},
-      {{"qwen35"}, {kQwen35}, false, true},
+      {{"qwen35"}, {kQwen35}},  // published without NFC
       {{"stablelm2", "hunyuan", "solar-open", "grok-2"}, {kQwen2}},
       {{"gpt-4o", "llama4", "minimax-m2"}, {kGpt4o}},
       {{"tekken"}, {kTekken}, false, false, true},

@@ -74,8 +74,8 @@ class Nmt : public Normalizer {
  public:
   void apply(AlignedText& text, bool track) const override {
     rewrite_characters(text, track, [](TextRewriter& out, char32_t c, size_t begin, size_t end) {
-      const bool dropped = (c >= 1 && c <= 8) || c == 0xB || (c >= 0xE && c <= 0x1F) || c == 0x7F || c == 0x8F ||
-                           c == 0x9F;
+      const bool dropped =
+          (c >= 1 && c <= 8) || c == 0xB || (c >= 0xE && c <= 0x1F) || c == 0x7F || c == 0x8F || c == 0x9F;
       const bool is_space = c == 9 || c == 0xA || c == 0xC || c == 0xD || c == 0x1680 || (c >= 0x200B && c <= 0x200F) ||
                             c == 0x2028 || c == 0x2029 || c == 0x2581 || c == 0xFEFF || c == 0xFFFD;
       if (dropped) return;
@@ -127,8 +127,7 @@ class CharactersMap {
 
 class Precompiled : public Normalizer {
  public:
-  explicit Precompiled(const json& description)
-      : map_(description.at("precompiled_charsmap").get<std::string>()) {}
+  explicit Precompiled(const json& description) : map_(description.at("precompiled_charsmap").get<std::string>()) {}
 
   void apply(AlignedText& text, bool track) const override {
     constexpr size_t kLongestCluster = 6;  // bytes; longer ones are looked up character by character

@@ -29,7 +29,7 @@ class UnigramModel : public TokenModel {
 
   Vocabulary vocabulary_;
   std::vector<double> scores_;
-  std::vector<Child> children_;   // open addressing, power of two
+  std::vector<Child> children_;    // open addressing, power of two
   std::vector<int32_t> node_ids_;  // token that ends at a node, or -1
   std::vector<int32_t> byte_ids_;  // [256], empty without byte fallback
   int32_t unknown_id_ = -1;

@@ -23,16 +23,16 @@ Value with_sorted_keys(const Value& value) {
     for (auto& [key, item] : items) item = with_sorted_keys(item);
     return Value::dict(std::move(items));
   }
-  const bool is_plain = value.is(Kind::kSequence) && (value.items().kind == SequenceKind::kList ||
-                                                      value.items().kind == SequenceKind::kTuple);
+  const bool is_plain = value.is(Kind::kSequence) &&
+                        (value.items().kind == SequenceKind::kList || value.items().kind == SequenceKind::kTuple);
   if (!is_plain) return value;
   std::vector<Value> items;
   for (const auto& item : value.items().values) items.push_back(with_sorted_keys(item));
   return Value::sequence(std::move(items), value.items().kind);
 }
 
-/// Python's pprint.pformat at its default width of 80. `indent`: the column where a value begins; `allowance`: what must
-/// fit behind it on its last line.
+/// Python's pprint.pformat at its default width of 80. `indent`: the column where a value begins; `allowance`: what
+/// must fit behind it on its last line.
 class PrettyPrinter {
  public:
   std::string print(const Value& value) {
@@ -227,7 +227,8 @@ std::string unescaped(const std::string& text) {
       append_utf8(out, is_character ? static_cast<char32_t>(code) : U'\uFFFD');
     } else {
       const auto name = group(3);
-      const auto* found = std::find_if(std::begin(kNames), std::end(kNames), [&](const auto& e) { return e.first == name; });
+      const auto* found =
+          std::find_if(std::begin(kNames), std::end(kNames), [&](const auto& e) { return e.first == name; });
       require(found != std::end(kNames), "striptags: the entity &", name, "; is not supported");
       out += found->second;
     }
