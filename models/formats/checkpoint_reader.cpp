@@ -48,14 +48,14 @@ std::unique_ptr<CheckpointReader> open_checkpoint(const fs::path& path) {
   }
   if (fs::exists(path / "adapter_config.json")) return open_lora_adapter(path);
   if (fs::exists(path / "config.json")) return open_hf_folder(path);
-  std::vector<fs::path> files;
+  std::set<fs::path> files;  // of a split model its first part
   for (const auto& item : fs::directory_iterator(path, error)) {
-    if (item.path().extension() == ".gguf") files.push_back(item.path());
+    if (item.path().extension() == ".gguf") files.insert(first_gguf_part(item.path()));
   }
   require(!error, path.string(), ": ", error.message());
   require(!files.empty(), path.string(), ": not a model (no config.json and no .gguf file)");
   require(files.size() == 1, path.string(), ": holds ", files.size(), " .gguf files; name the one to open");
-  return open_gguf(files.front());
+  return open_gguf(*files.begin());
 }
 
 TensorMap load_weights(const CheckpointReader& reader, at::ScalarType dtype) {

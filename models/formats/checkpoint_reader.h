@@ -38,9 +38,9 @@ class CheckpointReader {
   virtual std::filesystem::path path() const = 0;
 };
 
-/// Opens a Hugging Face folder (model.safetensors, or shards with model.safetensors.index.json), a GGUF file, or a
-/// folder that holds exactly one GGUF file. Throws Error: not there, not a model, unknown family, truncated, ... naming
-/// the path.
+/// Opens a Hugging Face folder (model.safetensors, or shards with model.safetensors.index.json), a GGUF file (of a
+/// split one any part), or a folder that holds exactly one GGUF model. Throws Error: not there, not a model, unknown
+/// family, truncated, ... naming the path.
 std::unique_ptr<CheckpointReader> open_checkpoint(const std::filesystem::path& path);
 
 /// Reads every parameter of the configuration in `dtype`; tied heads are checked and dropped (B055, B056). Missing,

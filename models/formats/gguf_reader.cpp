@@ -53,29 +53,59 @@ RopeConfig rope_from_divisors(const RopeConfig& plain, const std::vector<float>&
   return rope;
 }
 
+/// One file of a model; large models come as several.
+struct GgufPart {
+  explicit GgufPart(const std::filesystem::path& path)
+      : file(path), header(parse_gguf_header(file.bytes(), path.string())) {}
+  MappedFile file;
+  GgufHeader header;
+};
+
+/// Stem, number and count of a name like "model-00002-of-00005.gguf"; count 0 where it is no such name.
+struct PartName {
+  std::string stem;
+  int64_t number = 0, count = 0;
+};
+
+PartName parse_part_name(const std::string& file_name) {
+  constexpr size_t kTail = sizeof("-00001-of-00005.gguf") - 1;
+  if (file_name.size() <= kTail) return {};
+  const auto tail = file_name.substr(file_name.size() - kTail);
+  if (tail[0] != '-' || tail.substr(6, 4) != "-of-" || !tail.ends_with(".gguf")) return {};
+  const auto first = tail.substr(1, 5), second = tail.substr(10, 5);
+  if ((first + second).find_first_not_of("0123456789") != std::string::npos) return {};
+  return {file_name.substr(0, file_name.size() - kTail), std::stoll(first), std::stoll(second)};
+}
+
+std::string part_file_name(const std::string& stem, int64_t number, int64_t count) {
+  char tail[32];
+  std::snprintf(tail, sizeof(tail), "-%05d-of-%05d.gguf", static_cast<int>(number), static_cast<int>(count));
+  return stem + tail;
+}
+
 class GgufReader final : public CheckpointReader {
  public:
-  explicit GgufReader(const std::filesystem::path& path)
-      : path_(path), file_(path), header_(parse_gguf_header(file_.bytes(), path.string())) {
-    architecture_ = header_.text("general.architecture");
-    require(architecture_ == "llama" || architecture_ == "qwen2" || architecture_ == "qwen3", path.string(),
+  explicit GgufReader(const std::filesystem::path& path) : path_(first_gguf_part(path)) {
+    parts_.push_back(std::make_unique<GgufPart>(path_));
+    architecture_ = header().text("general.architecture");
+    require(architecture_ == "llama" || architecture_ == "qwen2" || architecture_ == "qwen3", path_.string(),
             ": GGUF architecture \"", architecture_, "\" is not supported; supported are llama, qwen2, qwen3");
-    for (const auto& [name, tensor] : header_.tensors) {
-      if (name == "rope_freqs.weight") continue;  // taken into the configuration
-      const auto own_name = hugging_face_name(name);
-      const auto& known_name = own_name.empty() ? name : own_name;
-      tensors_[known_name] = {tensor.shape, tensor.type->name};
-      stored_[known_name] = &tensor;
-    }
+    open_other_parts();
+    for (const auto& part : parts_) add_tensors(part->header);
+    int64_t num_tensors = 0;
+    for (const auto& part : parts_) num_tensors += static_cast<int64_t>(part->header.tensors.size());
+    const auto num_expected = header().integer("split.tensors.count", num_tensors);
+    require(num_expected == num_tensors, path_.string(), ": its parts hold ", num_tensors,
+            " tensors, split.tensors.count says ", num_expected);
     make_config();
   }
 
   const ModelConfig& config() const override { return config_; }
   const std::map<std::string, TensorInfo>& tensors() const override { return tensors_; }
   std::filesystem::path path() const override { return path_; }
-  std::string tokenizer_json() const override { return gguf_tokenizer_json(header_); }
-  nlohmann::json tokenizer_config() const override { return gguf_tokenizer_config(header_); }
-  std::string chat_template() const override { return header_.text("tokenizer.chat_template", ""); }
+  std::string tokenizer_json() const override { return gguf_tokenizer_json(header()); }
+  nlohmann::json tokenizer_config() const override { return gguf_tokenizer_config(header()); }
+  std::string chat_template() const override { return header().text("tokenizer.chat_template", ""); }
 
   std::map<std::string, std::string> text_files() const override {
     std::map<std::string, std::string> files;
@@ -88,8 +118,8 @@ class GgufReader final : public CheckpointReader {
     if (const auto source = chat_template(); !source.empty()) files["chat_template.jinja"] = source;
     nlohmann::json generation = {{"_from_model_config", true}, {"eos_token_id", config_.eos_token_ids}};
     if (config_.bos_token_id >= 0) generation["bos_token_id"] = config_.bos_token_id;
-    if (header_.contains("tokenizer.ggml.padding_token_id")) {
-      generation["pad_token_id"] = header_.integer("tokenizer.ggml.padding_token_id");
+    if (header().contains("tokenizer.ggml.padding_token_id")) {
+      generation["pad_token_id"] = header().integer("tokenizer.ggml.padding_token_id");
     }
     files["generation_config.json"] = generation.dump(2) + "\n";
     return files;
@@ -133,8 +163,41 @@ class GgufReader final : public CheckpointReader {
     return result;
   }
 
+  const GgufHeader& header() const { return parts_.front()->header; }
+
+  void open_other_parts() {
+    const auto count = header().integer("split.count", 1);
+    if (count <= 1) return;
+    const auto name = parse_part_name(path_.filename());
+    require(header().integer("split.no", 0) == 0, path_.string(), ": not the first part of a split GGUF (split.no)");
+    require(name.number == 1 && name.count == count, path_.string(), ": split.count = ", count,
+            ", but the file is not named ...", part_file_name("", 1, std::min<int64_t>(count, 99999)));
+    for (int64_t number = 2; number <= count; ++number) {
+      const auto part = path_.parent_path() / part_file_name(name.stem, number, count);
+      require(std::filesystem::exists(part), part.string(), ": this part of the split GGUF is missing");
+      parts_.push_back(std::make_unique<GgufPart>(part));
+      const auto& other = parts_.back()->header;
+      require(other.integer("split.no", -1) == number - 1 && other.integer("split.count", -1) == count, part.string(),
+              ": not part ", number, " of ", count, " (split.no, split.count)");
+    }
+  }
+
+  void add_tensors(const GgufHeader& header) {
+    for (const auto& [name, tensor] : header.tensors) {
+      if (name == "rope_freqs.weight") {  // taken into the configuration
+        rope_divisors_ = &tensor;
+        continue;
+      }
+      const auto own_name = hugging_face_name(name);
+      const auto& known_name = own_name.empty() ? name : own_name;
+      require(!stored_.contains(known_name), path_.string(), ": tensor \"", name, "\" is given twice");
+      tensors_[known_name] = {tensor.shape, tensor.type->name};
+      stored_[known_name] = &tensor;
+    }
+  }
+
   int64_t architecture_integer(const std::string& key, std::optional<int64_t> fallback = std::nullopt) const {
-    return header_.integer(architecture_ + "." + key, fallback);
+    return header().integer(architecture_ + "." + key, fallback);
   }
 
   void make_config() {
@@ -143,8 +206,6 @@ class GgufReader final : public CheckpointReader {
         path_.string(), ": no tensor token_embd.weight");
     require(architecture_integer("expert_count", 0) == 0, path_.string(), ": ", architecture_,
             ".expert_count: experts are not supported");
-    require(header_.integer("split.count", 1) <= 1, path_.string(),
-            ": a part of a split GGUF (split.count); merge the parts into one file first");
     const auto heads = architecture_integer("attention.head_count");
     const auto hidden = architecture_integer("embedding_length");
     require(heads > 0, path_.string(), ": ", architecture_, ".attention.head_count = ", heads);
@@ -163,7 +224,7 @@ class GgufReader final : public CheckpointReader {
                            {"head_dim", head_dim},
                            {"hidden_act", "silu"},
                            {"max_position_embeddings", architecture_integer("context_length")},
-                           {"rms_norm_eps", header_.number(architecture_ + ".attention.layer_norm_rms_epsilon")},
+                           {"rms_norm_eps", header().number(architecture_ + ".attention.layer_norm_rms_epsilon")},
                            {"tie_word_embeddings", !tensors_.contains("lm_head.weight")}};
     const bool has_query_bias = tensors_.contains("model.layers.0.self_attn.q_proj.bias");
     const bool has_output_bias = tensors_.contains("model.layers.0.self_attn.o_proj.bias");
@@ -172,21 +233,23 @@ class GgufReader final : public CheckpointReader {
     for (const auto& [key, source] : {std::pair("bos_token_id", "tokenizer.ggml.bos_token_id"),
                                       std::pair("eos_token_id", "tokenizer.ggml.eos_token_id"),
                                       std::pair("pad_token_id", "tokenizer.ggml.padding_token_id")}) {
-      if (header_.contains(source)) json[key] = header_.integer(source);
+      if (header().contains(source)) json[key] = header().integer(source);
     }
-    json["rope_theta"] = header_.number(architecture_ + ".rope.freq_base", 10000.0);
-    const auto scaling = header_.text(architecture_ + ".rope.scaling.type", "none");
+    json["rope_theta"] = header().number(architecture_ + ".rope.freq_base", 10000.0);
+    const auto scaling = header().text(architecture_ + ".rope.scaling.type", "none");
     if (scaling != "none") {
       json["rope_scaling"] = {{"rope_type", scaling},
-                              {"factor", header_.number(architecture_ + ".rope.scaling.factor", 1.0)}};
+                              {"factor", header().number(architecture_ + ".rope.scaling.factor", 1.0)}};
+      const auto original = architecture_integer("rope.scaling.original_context_length", 0);
+      if (original > 0) json["rope_scaling"]["original_max_position_embeddings"] = original;
     }
     try {
       config_ = parse_model_config(json);
     } catch (const Error& error) {
       fail(path_.string(), ": ", error.what());
     }
-    if (const auto divisors = header_.tensors.find("rope_freqs.weight"); divisors != header_.tensors.end()) {
-      const auto values = unpack(divisors->second, at::kFloat);
+    if (rope_divisors_ != nullptr) {
+      const auto values = unpack(*rope_divisors_, at::kFloat);
       const auto* first = values.const_data_ptr<float>();
       config_.rope = rope_from_divisors(config_.rope, {first, first + values.numel()}, head_dim, path_.string());
     }
@@ -194,8 +257,8 @@ class GgufReader final : public CheckpointReader {
   }
 
   std::filesystem::path path_;
-  MappedFile file_;
-  GgufHeader header_;
+  std::vector<std::unique_ptr<GgufPart>> parts_;  // the first one holds the metadata
+  const GgufTensor* rope_divisors_ = nullptr;
   std::string architecture_;
   ModelConfig config_;
   std::map<std::string, TensorInfo> tensors_;
@@ -212,6 +275,12 @@ std::vector<int64_t> stored_rotary_rows(int64_t num_heads, int64_t head_dim) {
     for (int64_t row = 0; row < head_dim; ++row) rows.push_back(head * head_dim + row % half * 2 + row / half);
   }
   return rows;
+}
+
+std::filesystem::path first_gguf_part(const std::filesystem::path& path) {
+  const auto name = parse_part_name(path.filename());
+  if (name.count < 1 || name.number < 1) return path;
+  return path.parent_path() / part_file_name(name.stem, 1, name.count);
 }
 
 std::unique_ptr<CheckpointReader> open_gguf(const std::filesystem::path& path) {

@@ -5,8 +5,12 @@
 
 namespace troupe {
 
-/// Architectures llama, qwen2, qwen3. Throws Error naming the file and what in it is not supported.
+/// Architectures llama, qwen2, qwen3. Of a split model ("x-00001-of-00003.gguf") every part is opened, whichever `path`
+/// names. Throws Error naming the file and what in it is missing or not supported.
 std::unique_ptr<CheckpointReader> open_gguf(const std::filesystem::path& path);
+
+/// The first part of the split model that `path` belongs to; `path` itself where its name is not one of a part.
+std::filesystem::path first_gguf_part(const std::filesystem::path& path);
 
 /// Row order of q and k in a llama GGUF: each head stores row i of its first half, then row i of its second half, so
 /// that neighbours rotate together; Hugging Face keeps the halves apart. Gives the stored row of every Hugging Face

@@ -128,6 +128,41 @@ TEST_CASE("B057 rotary rows of q and k are put back in order") {
   CHECK(contains(error_of([&] { open_checkpoint(folder.path()); }), "2 .gguf files"));
 }
 
+TEST_CASE("a split GGUF opens as one model, and says which part is missing or wrong") {
+  const TemporaryFolder folder;
+  const auto part = [](uint32_t number, uint32_t count, std::string_view tensor, uint32_t total) {
+    GgufBuilder builder(1, number == 0 ? 11 : 3);
+    builder.key_uint32("split.no", number).key_uint32("split.count", count).key_uint32("split.tensors.count", total);
+    if (number == 0) {
+      builder.key_text("general.architecture", "llama").key_uint32("llama.block_count", 1);
+      builder.key_uint32("llama.context_length", 16).key_uint32("llama.embedding_length", 8);
+      builder.key_uint32("llama.feed_forward_length", 8).key_uint32("llama.attention.head_count", 2);
+      builder.key_uint32("llama.attention.head_count_kv", 1);
+      builder.key_float("llama.attention.layer_norm_rms_epsilon", 1e-6f);
+    }
+    return builder.tensor(tensor, {8, 2}, 0, 0).align().raw(std::string(64, '\0')).bytes();
+  };
+  write_file_synced(folder / "m-00001-of-00002.gguf", part(0, 2, "token_embd.weight", 2));
+  CHECK(contains(error_of([&] { open_checkpoint(folder.path()); }), "m-00002-of-00002.gguf: this part"));
+  write_file_synced(folder / "m-00002-of-00002.gguf", part(1, 2, "output.weight", 2));
+  for (const auto& path : {folder.path(), folder / "m-00001-of-00002.gguf", folder / "m-00002-of-00002.gguf"}) {
+    const auto reader = open_checkpoint(path);
+    CHECK(reader->tensors().size() == 2);
+    CHECK_FALSE(reader->config().tie_word_embeddings);
+    CHECK(reader->read("lm_head.weight", at::kFloat).sum().item<float>() == 0);
+  }
+  const auto error_with = [&](const std::string& second) {
+    write_file_synced(folder / "m-00002-of-00002.gguf", second);
+    return error_of([&] { open_checkpoint(folder.path()); });
+  };
+  CHECK(contains(error_with(part(2, 2, "output.weight", 2)), "not part 2 of 2"));
+  CHECK(contains(error_with(part(1, 2, "token_embd.weight", 2)), "given twice"));
+  write_file_synced(folder / "m-00001-of-00002.gguf", part(0, 2, "token_embd.weight", 3));
+  CHECK(contains(error_with(part(1, 2, "output.weight", 3)), "split.tensors.count says 3"));
+  std::filesystem::rename(folder / "m-00001-of-00002.gguf", folder / "other.gguf");
+  CHECK(contains(error_of([&] { open_checkpoint(folder / "other.gguf"); }), "split.count = 2"));
+}
+
 TEST_CASE("a SentencePiece vocabulary becomes merges, best score first") {
   const std::vector<std::string> tokens = {"<unk>", "<s>", "<0x41>", "a", "b", "c", "ab", "bc", "abc", "<mark>"};
   const std::vector<int32_t> kinds = {2, 3, 6, 1, 1, 1, 1, 1, 1, 4};
