@@ -82,6 +82,29 @@ TEST_CASE("a shard that is killed, or that throws while it loads, publishes or s
   }
 }
 
+TEST_CASE("B051 a shard that throws while it publishes leaves board and workers at the version before") {
+  struct Publisher : FakeShard {
+    using FakeShard::FakeShard;
+    nlohmann::json publish(int64_t version) override {
+      if (version == 3) fail("rank 1 left in the middle of the gather");
+      return FakeShard::publish(version);
+    }
+  };
+  VirtualRun run;
+  run.num_steps = 6;
+  run.make_work = [&](int rank) { return std::make_unique<Publisher>(rank, run.board, FakeShardHooks{}); };
+  int64_t newest_made = -1;
+  run.work = [&](int) {
+    return FakeWork::Hooks{{}, [&](Trajectory& t) { newest_made = std::max(newest_made, t.versions[0].version); }};
+  };
+  REQUIRE(run.play());
+  CHECK(run.code == 1);
+  CHECK(has(run.cause, "shard 0, publish at step 3: rank 1 left in the middle of the gather"));
+  CHECK(run.board->version() == 2);
+  CHECK(newest_made == 2);
+  CHECK(run.metrics().size() == 2);  // the step that nobody can be given is none
+}
+
 TEST_CASE("where nothing can be trained on, what was trained is saved and the counts are the cause") {
   VirtualRun run;
   run.num_steps = 10;

@@ -1,8 +1,15 @@
 // The configuration: what it accepts, and that every mistake names key, value and cure (B146, B149).
 #include "apps/config.h"
 
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "actors/model_source.h"
 #include "apps/build_topology.h"
+#include "apps/text_model.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "tests/doctest.h"
 
 using namespace troupe;
@@ -225,4 +232,26 @@ TEST_CASE("impossible combinations are refused before anything is loaded") {
   CHECK(mentions(rl_error("[[reward]]\nkind = \"nummer\"\n"), "number"));
   CHECK(mentions(rl_error("[[reward]]\nkind = \"number\"\n"), "two [[reward]] tables"));
   CHECK(mentions(rl_error("[[reward]]\nname = \"x\"\nkind = \"number\"\ncolour = 1\n"), "colour"));
+}
+
+TEST_CASE("B032 a model's generation_config.json gives its end ids and no sampling settings") {
+  namespace fs = std::filesystem;
+  const auto folder = fs::temp_directory_path() / concat("troupe-generation-config-", ::getpid());
+  fs::remove_all(folder);
+  fs::copy(fs::path(TROUPE_SOURCE_DIR) / "tests/fixtures/models/llama", folder);
+  write_file_atomically(folder / "generation_config.json", R"({"do_sample": true, "top_k": 20, "top_p": 0.8,
+    "min_p": 0.1, "repetition_penalty": 1.1, "temperature": 0.6, "eos_token_id": [2, 5]})");
+  const auto toml = concat("[model]\npath = \"", folder.string(),
+                           "\"\n[data]\nkind = \"arithmetic\"\n[[reward]]\nkind = \"number\"\n");
+  const auto topology = apps::build_rl_topology(Config::from_text(toml, "test.toml", {}));
+  CHECK(topology.sampling.temperature == 1);
+  CHECK(topology.sampling.top_p == 1);
+  CHECK(topology.sampling.top_k == 0);
+  CHECK(topology.sampling.min_p == 0);
+  CHECK(topology.learner.algorithm.temperature == 1);  // the trainer's log-probs are of the same distribution
+  const std::vector<int64_t> ends = {2, 5};            // config.json has 2 alone
+  CHECK(ModelSource(topology.model, 0).stop_token_ids() == ends);
+  const auto model = apps::open_text_model(folder);
+  CHECK(stop_token_ids(model.config(), model.tokenizer.get()) == ends);
+  fs::remove_all(folder);
 }

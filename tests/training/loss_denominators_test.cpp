@@ -23,9 +23,7 @@ Trajectory make(uint32_t index, std::vector<int32_t> prompt, std::vector<int32_t
   return t;
 }
 
-double k3(double log_prob, double reference) {
-  return std::exp(reference - log_prob) - (reference - log_prob) - 1;
-}
+double k3(double log_prob, double reference) { return std::exp(reference - log_prob) - (reference - log_prob) - 1; }
 
 }  // namespace
 
@@ -91,9 +89,9 @@ TEST_CASE("B006 the KL term is aggregated as the policy loss is, in every mode")
     double policy, kl;
   };
   // At ratio 1 a token's policy loss is -A: -1 once, then 1 three times.
-  for (const auto& mode : {Mode{"sequence-mean", 0, (first + second / 3) / 2},
-                           Mode{"token-mean", 0.5, (first + second) / 4},
-                           Mode{"constant", 0.25, (first + second) / 8}}) {
+  for (const auto& mode :
+       {Mode{"sequence-mean", 0, (first + second / 3) / 2}, Mode{"token-mean", 0.5, (first + second) / 4},
+        Mode{"constant", 0.25, (first + second) / 8}}) {
     CAPTURE(mode.aggregation);
     auto options = learner_options();
     options.algorithm.aggregation = mode.aggregation;
