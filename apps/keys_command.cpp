@@ -3,8 +3,40 @@
 
 #include "apps/commands.h"
 #include "apps/config.h"
+#include "rollout/reward_kinds.h"
 
 namespace troupe::apps {
+namespace {
+
+constexpr const char* kTableHead = "\n| key | default | meaning |\n|---|---|---|\n";
+
+std::string row(const std::string& key, const std::string& value, const std::string& meaning) {
+  return "| `" + key + "` | " + value + " | " + meaning + " |\n";
+}
+
+std::string code(const nlohmann::json& value) { return "`" + value.dump() + "`"; }
+
+/// [[reward]] tables: the keys that every kind has, then each kind's own.
+std::string reward_section() {
+  const RewardOptions defaults;
+  std::string section =
+      "\n## [[reward]]\n\nOne table a reward function. A sample's reward is the weighted sum of the values that came; "
+      "a "
+      "function that fails or is late is left out and counted,\nnever a silent 0. Beside these keys a table takes "
+      "those "
+      "of its kind.\n";
+  section += kTableHead + row("kind", "", "which function, see below; needed") +
+             row("name", "the kind", "its name in metrics; two tables of one kind need two") +
+             row("weight", code(defaults.weight), "what its value is multiplied by") +
+             row("timeout_s", code(defaults.timeout_s), "limit of one answer in seconds");
+  for (const auto& kind : built_in_reward_kinds()) {
+    section += "\n### kind = \"" + kind.name + "\"\n\n" + kind.help + ".\n" + kTableHead;
+    for (const auto& key : kind.keys) section += row(key.name, code(key.default_value), key.help);
+  }
+  return section;
+}
+
+}  // namespace
 
 std::string configuration_page() {
   std::string page =
@@ -18,19 +50,13 @@ std::string configuration_page() {
     const auto dot = key.name.find('.');
     if (key.name.substr(0, dot) != section) {
       section = key.name.substr(0, dot);
-      page += "\n## " + section + "\n\n| key | default | meaning |\n|---|---|---|\n";
+      page += "\n## " + section + "\n" + kTableHead;
     }
     std::string choices;
     for (const auto& word : key.choices) choices += (choices.empty() ? " (" : ", ") + word;
-    page += "| `" + key.name + "` | `" + key.default_value.dump() + "` | " + key.help +
-            (choices.empty() ? "" : choices + ")") + " |\n";
+    page += row(key.name, code(key.default_value), key.help + (choices.empty() ? "" : choices + ")"));
   }
-  page +=
-      "\n## [[reward]]\n\nOne table a reward function: `kind`, `name` (default: the kind), `weight` (1), `timeout_s` "
-      "(10) and the kind's own keys, "
-      "which `rollout/reward.h` lists.\nA sample's reward is the weighted sum of the values that came; a function that "
-      "fails or is late is left out and counted, never a silent 0.\n";
-  return page;
+  return page + reward_section();
 }
 
 void add_keys(CLI::App& app, Action& action) {

@@ -57,18 +57,10 @@ std::shared_ptr<ScoreModel> shared_model(const std::string& path) {
 class ModelReward : public RewardFunction {
  public:
   explicit ModelReward(const RewardOptions& options) {
-    for (const auto& [key, value] : options.settings.items()) {
-      const bool fits = key == "path" ? value.is_string() : value.is_number();
-      if (key != "path" && key != "scale" && key != "offset")
-        throw UsageError(
-            concat("reward ", options.name, " (kind model): unknown key ", key, "; known: path, scale, offset"));
-      if (!fits)
-        throw UsageError(concat("reward ", options.name, ": ", key, " = ", value.dump(), " has the wrong type"));
-    }
-    const auto path = options.settings.value("path", std::string());
+    const auto path = options.settings.at("path").get<std::string>();
     if (path.empty()) throw UsageError(concat("reward ", options.name, ": path is needed: a reward model's folder"));
-    scale_ = options.settings.value("scale", 1.0);
-    offset_ = options.settings.value("offset", 0.0);
+    scale_ = options.settings.at("scale");
+    offset_ = options.settings.at("offset");
     model_ = shared_model(path);
   }
   void load() const override { model_->load(); }

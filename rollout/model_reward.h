@@ -5,9 +5,9 @@
 
 namespace troupe {
 
-/// Keys: `path` (needed), `scale` (1) and `offset` (0) of the score. The model reads the sample's own tokens, prompt
-/// and all turns, so it must have the policy's tokenizer; its score is that at the last token. The folder is opened
-/// here (Error, UsageError), weights are read at the first score and shared by all rules of one path.
+/// `options.settings` holds every key of the kind (rollout/reward_rules.cpp lists them). The model reads the sample's
+/// own tokens, prompt and all turns, so it must have the policy's tokenizer; its score is that at the last token. The
+/// folder is opened here (Error, UsageError), weights are read at the first score and shared by all rules of one path.
 std::unique_ptr<RewardFunction> make_model_reward(const RewardOptions& options);
 
 }  // namespace troupe

@@ -1,4 +1,4 @@
-// The built-in rules and the list of kinds.
+// The built-in rules and the list of kinds: what a kind's table may hold stands there once, with defaults and meaning.
 #include <map>
 #include <mutex>
 
@@ -6,42 +6,12 @@
 #include "base/text.h"
 #include "models/text/regex.h"
 #include "rollout/model_reward.h"
+#include "rollout/reward_kinds.h"
 
 namespace troupe {
 namespace {
 
 using nlohmann::json;
-
-/// The keys of one [[reward]] table: each is read with its type, and what nobody asked for is a mistake.
-class Settings {
- public:
-  explicit Settings(const RewardOptions& options) : options_(options) {}
-  template <class T>
-  T get(const std::string& key, T fallback) {
-    known_.push_back(key);
-    const auto found = options_.settings.find(key);
-    if (found == options_.settings.end()) return fallback;
-    const bool fits = std::is_same_v<T, std::string> ? found->is_string()
-                      : std::is_same_v<T, bool>      ? found->is_boolean()
-                                                     : found->is_number();
-    if (!fits)
-      throw UsageError(concat("reward ", options_.name, ": ", key, " = ", found->dump(), " has the wrong type"));
-    return found->template get<T>();
-  }
-  void expect_no_more() const {
-    for (const auto& [key, value] : options_.settings.items()) {
-      if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
-      const auto near = nearest_name(key, known_);
-      throw UsageError(
-          concat("reward ", options_.name, " (kind ", options_.kind, "): unknown key ", key,
-                 near.empty() ? concat("; known: ", join(known_, ", ")) : concat("; did you mean ", near, "?")));
-    }
-  }
-
- private:
-  const RewardOptions& options_;
-  std::vector<std::string> known_;
-};
 
 /// The data's answer as text; throws where the record has none.
 std::string answer_of(const json& metadata, const std::string& field) {
@@ -52,10 +22,9 @@ std::string answer_of(const json& metadata, const std::string& field) {
 
 class ExactReward : public RewardFunction {
  public:
-  explicit ExactReward(Settings settings)
-      : field_(settings.get<std::string>("answer_field", "answer")), ignore_case_(settings.get("ignore_case", false)) {
-    settings.expect_no_more();
-  }
+  explicit ExactReward(const RewardOptions& options)
+      : field_(options.settings.at("answer_field").get<std::string>()),
+        ignore_case_(options.settings.at("ignore_case")) {}
   double score(const Trajectory& trajectory, const json& metadata) const override {
     return fold(trajectory.completion_text) == fold(answer_of(metadata, field_)) ? 1 : 0;
   }
@@ -74,10 +43,8 @@ class ExactReward : public RewardFunction {
 
 class NumberReward : public RewardFunction {
  public:
-  explicit NumberReward(Settings settings)
-      : field_(settings.get<std::string>("answer_field", "answer")), strict_(settings.get("strict", false)) {
-    settings.expect_no_more();
-  }
+  explicit NumberReward(const RewardOptions& options)
+      : field_(options.settings.at("answer_field").get<std::string>()), strict_(options.settings.at("strict")) {}
   double score(const Trajectory& trajectory, const json& metadata) const override {
     const auto wanted = answer_of(metadata, field_);
     const auto marked = extract_answer(wanted, true);  // data sets such as GSM8K keep the solution before "####"
@@ -92,12 +59,12 @@ class NumberReward : public RewardFunction {
 
 class RegexReward : public RewardFunction {
  public:
-  RegexReward(Settings settings, const std::string& name)
-      : regex_(compile(settings.get<std::string>("pattern", ""), name)),
-        field_(settings.get<std::string>("answer_field", "")) {
-    settings.expect_no_more();
+  explicit RegexReward(const RewardOptions& options)
+      : regex_(compile(options.settings.at("pattern").get<std::string>(), options.name)),
+        field_(options.settings.at("answer_field").get<std::string>()) {
     if (!field_.empty() && regex_.num_groups() < 1)
-      throw UsageError(concat("reward ", name, ": answer_field is compared with group 1, and the pattern has none"));
+      throw UsageError(
+          concat("reward ", options.name, ": answer_field is compared with group 1, and the pattern has none"));
   }
   double score(const Trajectory& trajectory, const json& metadata) const override {
     std::vector<Span> groups;
@@ -125,14 +92,13 @@ class RegexReward : public RewardFunction {
 
 class LengthReward : public RewardFunction {
  public:
-  LengthReward(Settings settings, const std::string& name)
-      : unit_(settings.get<std::string>("unit", "tokens")),
-        limit_(settings.get("limit", 0.0)),
-        slope_(settings.get("slope", -0.01)) {
-    settings.expect_no_more();
+  explicit LengthReward(const RewardOptions& options)
+      : unit_(options.settings.at("unit").get<std::string>()),
+        limit_(options.settings.at("limit")),
+        slope_(options.settings.at("slope")) {
     if (unit_ != "tokens" && unit_ != "characters")
-      throw UsageError(concat("reward ", name, ": unit = ", unit_, " is not known; known: tokens, characters"));
-    if (limit_ < 0) throw UsageError(concat("reward ", name, ": limit = ", limit_, " is below 0"));
+      throw UsageError(concat("reward ", options.name, ": unit = ", unit_, " is not known; known: tokens, characters"));
+    if (limit_ < 0) throw UsageError(concat("reward ", options.name, ": limit = ", limit_, " is below 0"));
   }
   double score(const Trajectory& trajectory, const json&) const override {
     const auto length = unit_ == "tokens" ? static_cast<double>(trajectory.num_sampled_tokens())
@@ -145,41 +111,94 @@ class LengthReward : public RewardFunction {
   double limit_, slope_;
 };
 
-using Kinds = std::map<std::string, RewardFactory>;
+template <class Rule>
+std::unique_ptr<RewardFunction> make_rule(const RewardOptions& options) {
+  return std::make_unique<Rule>(options);
+}
 
-/// Built-in kinds, and those that a program adds before it reads configurations.
-Kinds& kinds() {
-  static Kinds list{
+/// The answer's key, as every kind that compares has it.
+RewardKey answer_key(const char* field, const char* help) { return {"answer_field", field, help}; }
+
+std::vector<RewardKind> make_built_in_kinds() {
+  const char* field = "field of the data's record that holds the answer";
+  return {
       {"exact",
-       [](const RewardOptions& o) -> std::unique_ptr<RewardFunction> {
-         return std::make_unique<ExactReward>(Settings(o));
-       }},
-      {"number",
-       [](const RewardOptions& o) -> std::unique_ptr<RewardFunction> {
-         return std::make_unique<NumberReward>(Settings(o));
-       }},
-      {"regex",
-       [](const RewardOptions& o) -> std::unique_ptr<RewardFunction> {
-         return std::make_unique<RegexReward>(Settings(o), o.name);
-       }},
+       "1 where the completion is the answer, apart from white space around it; else 0",
+       {answer_key("answer", field), {"ignore_case", false, "a letter equals its other case (ASCII)"}},
+       &make_rule<ExactReward>},
       {"length",
-       [](const RewardOptions& o) -> std::unique_ptr<RewardFunction> {
-         return std::make_unique<LengthReward>(Settings(o), o.name);
-       }},
-      {"model", &make_model_reward},
+       "Slope for every unit beyond the limit: with a negative slope long completions cost",
+       {{"unit", "tokens", "what is counted: tokens or characters (bytes of UTF-8)"},
+        {"limit", 0.0, "length that is free"},
+        {"slope", -0.01, "reward of each unit beyond it"}},
+       &make_rule<LengthReward>},
+      {"model",
+       "The score of a reward model at the sample's last token; the model needs the policy's tokenizer",
+       {{"path", "", "folder of a sequence classification model with one label; needed"},
+        {"scale", 1.0, "the score is multiplied by this"},
+        {"offset", 0.0, "added after that"}},
+       &make_model_reward},
+      {"number",
+       "1 where the completion's answer (`\\boxed{}`, `####`, `<answer>`, else its last number) equals the record's; "
+       "else 0",
+       {answer_key("answer", field), {"strict", false, "only marked answers count, no last number"}},
+       &make_rule<NumberReward>},
+      {"regex",
+       "1 where the pattern is found; with answer_field: where its group 1 equals the answer; else 0",
+       {{"pattern", "", "regular expression, searched in the completion; needed"},
+        answer_key("", "field of the data's record that group 1 is compared with; empty: none")},
+       &make_rule<RegexReward>},
   };
+}
+
+/// The kinds that a program adds before it reads configurations.
+std::map<std::string, RewardFactory>& added_kinds() {
+  static std::map<std::string, RewardFactory> list;
   return list;
 }
 std::mutex kinds_mutex;
 
+const RewardKind* find_built_in(const std::string& name) {
+  for (const auto& kind : built_in_reward_kinds())
+    if (kind.name == name) return &kind;
+  return nullptr;
+}
+
+/// The table's own keys with the kind's defaults for those that it leaves out; a wrong type or an unknown key is the
+/// user's mistake.
+RewardOptions with_defaults(RewardOptions options, const RewardKind& kind) {
+  std::vector<std::string> known;
+  for (const auto& key : kind.keys) {
+    known.push_back(key.name);
+    const auto& wanted = key.default_value;
+    const auto& given = options.settings.emplace(key.name, wanted).first.value();
+    if (!(wanted.is_number() ? given.is_number() : given.type() == wanted.type()))
+      throw UsageError(concat("reward ", options.name, ": ", key.name, " = ", given.dump(), " has the wrong type"));
+  }
+  for (const auto& [key, value] : options.settings.items()) {
+    if (std::find(known.begin(), known.end(), key) != known.end()) continue;
+    const auto near = nearest_name(key, known);
+    throw UsageError(
+        concat("reward ", options.name, " (kind ", options.kind, "): unknown key ", key,
+               near.empty() ? concat("; known: ", join(known, ", ")) : concat("; did you mean ", near, "?")));
+  }
+  return options;
+}
+
 }  // namespace
 
+const std::vector<RewardKind>& built_in_reward_kinds() {
+  static const std::vector<RewardKind> list = make_built_in_kinds();
+  return list;
+}
+
 std::unique_ptr<RewardFunction> make_reward_function(const RewardOptions& options) {
+  if (const auto* kind = find_built_in(options.kind)) return kind->make(with_defaults(options, *kind));
   RewardFactory factory = nullptr;
   {
     std::scoped_lock lock(kinds_mutex);
-    const auto found = kinds().find(options.kind);
-    if (found != kinds().end()) factory = found->second;
+    const auto found = added_kinds().find(options.kind);
+    if (found != added_kinds().end()) factory = found->second;
   }
   if (factory == nullptr)
     throw UsageError(
@@ -189,13 +208,15 @@ std::unique_ptr<RewardFunction> make_reward_function(const RewardOptions& option
 
 void register_reward_kind(const std::string& kind, RewardFactory factory) {
   std::scoped_lock lock(kinds_mutex);
-  require(kinds().emplace(kind, factory).second, "there is a reward kind \"", kind, "\" already");
+  require(find_built_in(kind) == nullptr && added_kinds().emplace(kind, factory).second, "there is a reward kind \"",
+          kind, "\" already");
 }
 
 std::vector<std::string> known_reward_kinds() {
-  std::scoped_lock lock(kinds_mutex);
   std::vector<std::string> names;
-  for (const auto& [name, factory] : kinds()) names.push_back(name);
+  for (const auto& kind : built_in_reward_kinds()) names.push_back(kind.name);
+  std::scoped_lock lock(kinds_mutex);
+  for (const auto& [name, factory] : added_kinds()) names.push_back(name);
   return names;
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "rollout/reward_kinds.h"
 #include "tests/doctest.h"
 
 using namespace troupe;
@@ -159,6 +160,30 @@ TEST_CASE("wrong settings name the key and what is near") {
   CHECK_THROWS_AS(make_reward_function(options("length", {{"unit", "words"}})), UsageError);
 }
 
+TEST_CASE("every kind states its keys with defaults that fit, and makes a rule from what it needs") {
+  const nlohmann::json needed = {{"regex", {{"pattern", "x"}}},
+                                 {"model", {{"path", TROUPE_SOURCE_DIR "/tests/fixtures/models/llama-reward"}}}};
+  std::vector<std::string> names;
+  for (const auto& kind : built_in_reward_kinds()) {
+    names.push_back(kind.name);
+    CAPTURE(kind.name);
+    CHECK_FALSE(kind.help.empty());
+    auto settings = needed.value(kind.name, nlohmann::json::object());
+    CHECK(make_reward_function(options(kind.name, settings)) != nullptr);
+    for (const auto& key : kind.keys) {
+      CAPTURE(key.name);
+      CHECK_FALSE(key.help.empty());
+      auto wrong = settings;
+      wrong[key.name] = nlohmann::json::array();
+      CHECK_THROWS_WITH_AS(make_reward_function(options(kind.name, wrong)), doctest::Contains(key.name.c_str()),
+                           UsageError);
+      settings.emplace(key.name, key.default_value);
+    }
+    CHECK(make_reward_function(options(kind.name, settings)) != nullptr);  // the defaults written out
+  }
+  CHECK(names == std::vector<std::string>{"exact", "length", "model", "number", "regex"});
+}
+
 TEST_CASE("B125 a reward that fails is left out, never a silent 0") {
   register_reward_kind("test-nan", [](const RewardOptions&) -> std::unique_ptr<RewardFunction> {
     return std::make_unique<NanReward>();
@@ -216,7 +241,9 @@ TEST_CASE("a rule that never answers costs its time limit, and is not asked whil
 }
 
 TEST_CASE("a regular expression that backtracks without end is a failure, not a hang") {
-  auto trajectory = sample(std::string(5000, 'a') + "!", "{}");
+  std::string text(5000, 'a');
+  text += "!";
+  auto trajectory = sample(text, "{}");
   RewardSet rewards({options("regex", {{"pattern", "^(a+)+$"}})});
   rewards.score(trajectory);
   CHECK(trajectory.total_reward.value_or(0) == 0);
