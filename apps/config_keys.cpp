@@ -46,7 +46,8 @@ std::vector<KeySpec> make_plain_keys() {
       choice("training.mixed_precision_param", "auto", dtypes,
              "dtype of compute; auto: bfloat16 where the processor has it"),
       choice("training.mixed_precision_reduce", "float32", {"float32", "bfloat16"}, "dtype of gradients between ranks"),
-      integer("training.num_tokens_per_microbatch_per_dp_rank", 4096, "packed tokens of one forward and backward", 1),
+      integer("training.num_tokens_per_microbatch_per_dp_rank", 4096,
+              "packed tokens of one forward and backward; a sample of RL that is longer has one to itself", 1),
       integer("training.num_tokens_per_train_step", -1,
               "pre-training: tokens of one step over all ranks; -1: one micro-batch a rank", -1),
       integer("training.max_context_length", 2048, "longest sequence in tokens", 2),
@@ -60,8 +61,11 @@ std::vector<KeySpec> make_plain_keys() {
       number("optimizer.eps", 1e-8, "AdamW: added to the root of the second moment", 1e-30),
       number("optimizer.weight_decay", 0.0, "decoupled weight decay of matrices (norms and biases take none)", 0),
 
-      integer("lr_scheduler.warmup_steps", 0, "steps of linear warm-up", 0),
-      automatic("lr_scheduler.total_steps", "length of the schedule; auto: training.steps"),
+      integer("lr_scheduler.warmup_steps", 0,
+              "optimizer steps of linear warm-up; a train step of RL makes num_epochs * num_minibatches of them", 0),
+      automatic("lr_scheduler.total_steps",
+                "length of the schedule in optimizer steps; auto: those of training.steps, for RL times num_epochs * "
+                "num_minibatches"),
       number("lr_scheduler.decay_ratio", 0.0,
              "share of the schedule, at its end, in which the rate decays; 0: constant", 0, 1),
       choice("lr_scheduler.decay_type", "linear", {"linear", "sqrt", "cosine"}, "shape of the decay"),
@@ -119,7 +123,10 @@ std::vector<KeySpec> make_plain_keys() {
 
       integer("async_loop.target_offpolicy_steps", 1,
               "S: how many versions old a batch's oldest token may be; 0: synchronous", 0, 1000),
-      integer("async_loop.window_groups", 1, "W: the buffer may hand out the best of the W oldest groups", 1),
+      integer("async_loop.window_groups", 1,
+              "W: a batch may take any complete one of the W oldest groups; tokens may then be (W-1)/P versions older, "
+              "rounded up",
+              1),
       integer("async_loop.num_prompts_per_train_step", 8, "P: groups of one train step", 1),
       integer("async_loop.num_samples_per_prompt", 8, "samples of one group", 1, 4096),
 
@@ -127,7 +134,8 @@ std::vector<KeySpec> make_plain_keys() {
               1024),
       integer("rollout.max_sequences", 32, "sequences that one worker decodes at a time", 1, 65536),
       automatic("rollout.kv_cache_mib",
-                "KV cache of one worker in MiB; auto: what max_sequences of max_context_length need, at most 512"),
+                "KV cache of one worker in MiB, taken from the system as it fills; auto: what max_sequences of "
+                "max_context_length need (--dry-run prints it)"),
       integer("rollout.kv_block_tokens", 16, "tokens of one cache block", 1, 1024),
       integer("rollout.prefill_chunk_tokens", 512, "prompt tokens computed between two decode steps", 1, 1 << 20),
       choice("rollout.on_weights", "keep", {"keep", "recompute", "finish"},
@@ -169,7 +177,9 @@ std::vector<KeySpec> make_plain_keys() {
       integer("evaluation.num_samples", 1, "answers a prompt; 1: greedy, more: drawn, for avg@k and pass@k", 1, 4096),
       boolean("evaluation.keep_best", true, "write the weights of the best score to best/ of the run folder"),
 
-      automatic("topology.threads", "compute threads of the whole process; auto: all cores"),
+      automatic("topology.threads",
+                "compute threads; auto: all cores. The trainer's ranks divide them, and so do the rollout workers: "
+                "while both are busy there are twice as many"),
       automatic("topology.rollout_threads",
                 "threads of one rollout worker; auto: topology.threads / rollout.num_workers, at least 1"),
 
@@ -187,7 +197,10 @@ std::vector<KeySpec> make_plain_keys() {
              0.05),
       number("cluster.wait_for_workers_s", 600.0, "how long a run goes on without any rollout worker before it stops",
              0.1),
-      number("cluster.request_timeout_s", 600.0, "limit of every request between actors", 0.001),
+      number("cluster.request_timeout_s", 600.0,
+             "seconds that an actor waits for another's answer; the trainer waits 3 times that for a batch and for a "
+             "decision on what comes next",
+             0.001),
 
       integer("metrics.log_freq", 1, "steps between console lines", 1),
       number("metrics.peak_tflops", 0.0,
