@@ -1,14 +1,16 @@
 // The language-model step: cross entropy over packed rows, each rank with rows of its own.
+#include <algorithm>
 #include <cmath>
 
+#include "training/join_rows.h"
 #include "training/learner_implementation.h"
 
 namespace troupe {
 namespace {
 
-/// How many rows each rank runs (the most that any has) and how many targets there are on all.
+/// How many micro-batches each rank runs (the most that any has) and how many targets there are on all.
 struct Agreement {
-  int64_t num_rows = 0;
+  int64_t num_microbatches = 0;
   int64_t num_targets = 0;
 };
 
@@ -16,14 +18,15 @@ Agreement agree(Collectives& collectives, at::Device device, const std::vector<L
   MetricSums counts;
   counts.add("targets", 0);
   counts.raise("rows", static_cast<double>(rows.size()));
-  for (const auto& row : rows) {
-    require(row.tokens.size() == row.targets.size() && static_cast<size_t>(row.layout.num_tokens) == row.tokens.size(),
-            "a row of ", row.tokens.size(), " tokens has ", row.targets.size(), " targets and a layout of ",
-            row.layout.num_tokens);
-    counts.add("targets", static_cast<double>(row.num_targets()));
-  }
+  for (const auto& row : rows) counts.add("targets", static_cast<double>(row.num_targets()));
   counts.join(collectives, device, "count of rows");
   return {static_cast<int64_t>(counts.maximum("rows")), static_cast<int64_t>(counts.sum("targets"))};
+}
+
+/// As many rows a micro-batch as fit into it whatever they hold, so that every step of a run has as many micro-batches.
+std::vector<LanguageModelBatch> to_microbatches(const std::vector<LanguageModelBatch>& rows,
+                                                const LearnerOptions& options) {
+  return join_rows(rows, std::max<int64_t>(1, options.num_tokens_per_microbatch / options.max_context_length));
 }
 
 /// Stands in where another rank has one row more: one token whose loss has weight 0.
@@ -56,8 +59,9 @@ PackedRow row_or_filler(const std::vector<LanguageModelBatch>& rows, int64_t ind
 
 }  // namespace
 
-Metrics Learner::train_language_model(const std::vector<LanguageModelBatch>& rows) {
+Metrics Learner::train_language_model(const std::vector<LanguageModelBatch>& given) {
   auto& self = *implementation_;
+  const auto rows = to_microbatches(given, self.options_);
   const auto agreed = agree(self.collectives_, self.options_.sharding.device, rows);
   require(agreed.num_targets > 0, "the rows of this step hold no token to learn from");
   MetricSums sums;
@@ -74,24 +78,25 @@ Metrics Learner::train_language_model(const std::vector<LanguageModelBatch>& row
     sums.add("loss", result.loss.item<double>());
     self.count_row(sums, row.layout, static_cast<int64_t>(row.targets.size()), row.is_filler);
   };
-  const auto update = self.update(agreed.num_rows, sums, run_row);
+  const auto update = self.update(agreed.num_microbatches, sums, run_row);
   Metrics metrics;
   self.report(metrics, sums, update);
   metrics["loss/mean"] = sums.sum("loss");
   metrics["skipped"] = update.is_skipped;
   metrics["train_batch/num_tokens"] = static_cast<double>(agreed.num_targets);
-  metrics["train_batch/num_microbatches"] = static_cast<double>(agreed.num_rows);
+  metrics["train_batch/num_microbatches"] = static_cast<double>(agreed.num_microbatches);
   return metrics;
 }
 
-Metrics Learner::evaluate_language_model(const std::vector<LanguageModelBatch>& rows) {
+Metrics Learner::evaluate_language_model(const std::vector<LanguageModelBatch>& given) {
   auto& self = *implementation_;
+  const auto rows = to_microbatches(given, self.options_);
   const auto agreed = agree(self.collectives_, self.options_.sharding.device, rows);
   require(agreed.num_targets > 0, "the rows of this evaluation hold no token to predict");
   const at::NoGradGuard no_grad;
   MetricSums sums;
   sums.add("loss", 0);
-  for (int64_t index = 0; index < agreed.num_rows; ++index) {
+  for (int64_t index = 0; index < agreed.num_microbatches; ++index) {
     const auto row = row_or_filler(rows, index);
     const auto tensors = self.to_tensors(row);
     const auto hidden_ND = self.predicting_hidden(tensors, row.layout);

@@ -61,6 +61,29 @@ TEST_CASE("replicas of shards and every way of resharding have the same curve") 
   }
 }
 
+TEST_CASE("B150 validation rows that do not divide by the ranks: the run goes to its end with one rank's losses") {
+  const Workshop workshop;
+  std::string text;
+  while (text.size() < 94) text += "what is a row? ";
+  write_file_atomically(workshop.path / "validation.txt", text.substr(0, 94));  // and a token at either end: 96
+  const auto play = [&](int ranks, Watch& watch) {
+    return play_pretrain(workshop.pretrain(concat("uneven-", ranks)), watch,
+                         {degree(ranks), "--training.steps=3", "--evaluation.interval=1", "--checkpoint.enable=false",
+                          "--checkpoint.last_save_in_hf=false", "--training.num_tokens_per_microbatch_per_dp_rank=32",
+                          concat("--data.validation=", (workshop.path / "validation.txt").string())});
+  };
+  Watch one, two;
+  REQUIRE(play(1, one) == 0);
+  REQUIRE(play(2, two) == 0);
+  REQUIRE(one.evaluations.size() == 4);
+  REQUIRE(two.evaluations.size() == 4);
+  for (size_t i = 0; i < 4; ++i) {
+    CHECK(two.evaluations[i].at("validation/num_tokens") == 95);  // 3 rows of 32; nothing follows the last token
+    CHECK(largest_relative_difference({two.evaluations[i].at("validation/loss")},
+                                      {one.evaluations[i].at("validation/loss")}) < 1e-5);
+  }
+}
+
 TEST_CASE("RL over 1, 2 and 4 ranks has one curve") {
   const Workshop workshop;
   Watch one;

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "training/join_rows.h"
 #include "training/text_source.h"
 #include "tests/doctest.h"
 
@@ -96,6 +97,35 @@ TEST_CASE("best fit wastes little and keeps documents whole") {
   const auto packed = pack_documents(documents, 10);
   CHECK(packed.rows.size() == 3);
   for (const auto& row : packed.rows) row.layout.check();
+}
+
+TEST_CASE("rows are joined in their order, their segments as they were") {
+  LanguageModelBatch shared;  // a beginning that two ends share
+  shared.tokens = {1, 2, 3, 4};
+  shared.targets = {2, -1, -1, 5};
+  shared.layout = {{{0, 2, -1}, {2, 1, 0}, {3, 1, 0}}, 4};
+  std::vector<LanguageModelBatch> rows(3);
+  append_document(rows[0], {{7, 8}, {}}, 0, 2);
+  rows[1] = shared;
+  append_document(rows[2], {{9, 10, 11}, {}}, 0, 3);
+  for (const auto& [num_rows, lengths] :
+       {std::pair{1, std::vector<int32_t>{2, 4, 3}}, {2, {6, 3}}, {3, {9}}, {8, {9}}}) {
+    const auto joined = join_rows(rows, num_rows);
+    std::vector<int32_t> tokens, got;
+    for (const auto& row : joined) {
+      row.layout.check();
+      got.push_back(row.layout.num_tokens);
+      tokens.insert(tokens.end(), row.tokens.begin(), row.tokens.end());
+    }
+    CHECK(got == lengths);
+    CHECK(tokens == std::vector<int32_t>{7, 8, 1, 2, 3, 4, 9, 10, 11});
+  }
+  const auto whole = join_rows(rows, 3)[0];
+  CHECK(whole.targets == std::vector<int32_t>{8, -1, 2, -1, -1, 5, 10, 11, -1});
+  CHECK(whole.layout.positions() == std::vector<int32_t>{0, 1, 0, 1, 2, 2, 0, 1, 2});
+  CHECK(whole.layout.segments[3].parent == 1);
+  rows[1].targets.pop_back();
+  CHECK_THROWS_AS(join_rows(rows, 3), Error);
 }
 
 TEST_CASE("rows are full, pieces of a document lose no target, and the stream goes on for ever") {

@@ -1,6 +1,7 @@
 // The language-model step: denominators over ranks, evaluation, optimizer and clipping.
 #include <nlohmann/json.hpp>
 
+#include "models/decoder.h"
 #include "training/flops.h"
 #include "training/optimizer.h"
 #include "tests/doctest.h"
@@ -11,7 +12,7 @@ namespace {
 
 using namespace testing;
 
-/// Rows of random documents, uneven in number of targets.
+/// Rows of random documents, uneven in number of targets; five labels of one are ignored.
 std::vector<LanguageModelBatch> random_rows(int num_rows) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(3);
   std::vector<LanguageModelBatch> rows;
@@ -21,6 +22,7 @@ std::vector<LanguageModelBatch> random_rows(int num_rows) {
       Document document;
       const auto ids = at::randint(40, {3 + (5 * r + 3 * d) % 8}, generator, at::kLong);
       for (int64_t i = 0; i < ids.numel(); ++i) document.tokens.push_back(static_cast<int32_t>(ids[i].item<int64_t>()));
+      if (r == 1 && d == 0) document.loss_mask = {1, 0, 0, 0, 0, 0, 1, 1};
       append_document(row, document, 0, document.tokens.size());
     }
     rows.push_back(std::move(row));
@@ -41,22 +43,49 @@ TEST_CASE("B004 B097 every layout gives the same loss and gradient, each target 
   const auto config = learner_config();
   const auto weights = learner_weights(config);
   const auto rows = random_rows(7);
+  TensorMap leaves;
+  for (const auto& [name, weight] : weights) leaves[name] = weight.to(at::kDouble).requires_grad_();
+  Decoder decoder(config);
+  decoder.bind_all(leaves);
+  int64_t num_targets = 0;
+  auto total = at::zeros({}, at::kDouble);
+  for (const auto& row : rows) {
+    const auto logits = decoder.logits(decoder.forward(at::tensor(row.tokens, at::kLong), row.layout));
+    const auto targets = at::tensor(row.targets, at::kLong);
+    total = total + at::cross_entropy_loss(logits, targets, {}, at::Reduction::Sum, -1);
+    num_targets += row.num_targets();
+  }
+  total = total / num_targets;
+  total.backward();
   TensorMap expected;
-  double loss = 0, evaluation = 0;
-  with_one_rank(config, learner_options(), weights, [&](Learner& learner) {
-    evaluation = learner.evaluate_language_model(rows).at("validation/loss");
-    loss = learner.train_language_model(rows).at("loss/mean");
-    expected = learner.model().gather_gradients();
-  });
-  CHECK(evaluation == doctest::Approx(loss).epsilon(1e-6));
-  for (const int num_ranks : {2, 3, 4}) {
-    with_ranks(num_ranks, config, learner_options(), weights, [&](Learner& learner, int rank) {
-      const auto mine = share(rows, rank, num_ranks);
-      CHECK(learner.evaluate_language_model(mine).at("validation/loss") == doctest::Approx(evaluation).epsilon(1e-6));
+  for (const auto& [name, leaf] : leaves) expected[name] = leaf.grad().to(at::kFloat);
+  const auto loss = total.item<double>();
+
+  // Ranks, tokens of a micro-batch, micro-batches: each row alone, some joined, all joined.
+  struct Layout {
+    int num_ranks;
+    int64_t budget;
+    double num_microbatches;
+  };
+  for (const auto& layout :
+       {Layout{1, 24, 7}, {1, 48, 4}, {1, 4096, 1}, {2, 24, 5}, {2, 71, 3}, {3, 48, 2}, {3, 4096, 1}, {4, 24, 2}}) {
+    CAPTURE(layout.num_ranks);
+    CAPTURE(layout.budget);
+    auto options = learner_options();
+    options.max_context_length = 24;  // no row is longer
+    options.num_tokens_per_microbatch = layout.budget;
+    with_ranks(layout.num_ranks, config, options, weights, [&](Learner& learner, int rank) {
+      const auto mine = share(rows, rank, layout.num_ranks);
+      const auto evaluation = learner.evaluate_language_model(mine);
       const auto metrics = learner.train_language_model(mine);
-      CHECK(metrics.at("loss/mean") == doctest::Approx(loss).epsilon(1e-6));
       const auto gradients = learner.model().gather_gradients();
-      if (rank == 0) CHECK(relative_difference(gradients, expected) < 1e-6);
+      if (rank != 0) return;
+      CHECK(evaluation.at("validation/loss") == doctest::Approx(loss).epsilon(1e-6));
+      CHECK(evaluation.at("validation/num_tokens") == static_cast<double>(num_targets));
+      CHECK(metrics.at("loss/mean") == doctest::Approx(loss).epsilon(1e-6));
+      CHECK(metrics.at("train_batch/num_tokens") == static_cast<double>(num_targets));
+      CHECK(relative_difference(gradients, expected) < 2e-6);
+      CHECK(metrics.at("train_batch/num_microbatches") == layout.num_microbatches);
     });
   }
 }
