@@ -36,7 +36,7 @@ class LearnerShard : public ShardWork {
       load_checkpoint_weights(setup_.initial_weights, *learner_);
     }
     writer_.emplace(
-        groups_.shards(),
+        groups_.copy(),
         CheckpointWriterOptions{.is_async = setup_.save_async,
                                 .timeout = setup_.limit,
                                 .on_written = [observer = setup_.observer](const std::filesystem::path& path) {
@@ -56,12 +56,12 @@ class LearnerShard : public ShardWork {
     if (!batch.pairs.empty()) return learner_->train_preference(batch.pairs);
     if (batch.rows_by_rank.empty())
       return critic_ ? train_with_critic(batch) : nlohmann::json(learner_->train_policy(batch.trajectories));
-    return learner_->train_language_model(batch.rows_by_rank.at(static_cast<size_t>(rank_)));
+    return learner_->train_language_model(batch.rows_by_rank.at(static_cast<size_t>(groups_.data_rank())));
   }
 
   nlohmann::json validate(const TrainBatch& batch) override {
     if (!batch.pairs.empty()) return learner_->evaluate_preference(batch.pairs);
-    return learner_->evaluate_language_model(batch.rows_by_rank.at(static_cast<size_t>(rank_)));
+    return learner_->evaluate_language_model(batch.rows_by_rank.at(static_cast<size_t>(groups_.data_rank())));
   }
 
   nlohmann::json publish(int64_t version) override {
@@ -118,7 +118,7 @@ class LearnerShard : public ShardWork {
     options.optimizer.lr = setup_.critic_lr;
     critic_.emplace(setup_.critic->config(), groups_, options);
     critic_->load([this](const std::string& name) { return setup_.critic->read(name); });
-    critic_writer_.emplace(groups_.shards(),
+    critic_writer_.emplace(groups_.copy(),
                            CheckpointWriterOptions{.is_async = false, .timeout = setup_.limit, .on_written = nullptr});
     const auto& from = setup_.resume_from;
     if (from.empty()) return;

@@ -72,7 +72,7 @@ RunData open_rows(const PretrainTopology& topology, const std::shared_ptr<const 
   const auto num_rows = topology.num_tokens_per_train_step / topology.sequence_length;
   RunData data;
   // The source reads through the tokenizer and the chats for as long as it lives.
-  data.feed.fill = [source, model, chats, num_rows, num_ranks = topology.num_ranks](TrainBatch& batch) {
+  data.feed.fill = [source, model, chats, num_rows, num_ranks = topology.mesh.num_data_ranks()](TrainBatch& batch) {
     deal(source->next(num_rows), num_ranks, batch);
   };
   data.feed.cursor = [source] { return source->cursor(); };
@@ -80,7 +80,7 @@ RunData open_rows(const PretrainTopology& topology, const std::shared_ptr<const 
   if (has_validation) {
     const TextSource held_out(text_options(topology, *model, true), tokenizer, chats.get());
     auto made = std::make_shared<TrainBatch>();
-    deal(held_out.one_pass(topology.num_validation_tokens), topology.num_ranks, *made);
+    deal(held_out.one_pass(topology.num_validation_tokens), topology.mesh.num_data_ranks(), *made);
     data.validation.batch = std::move(made);
   }
   return data;
@@ -122,9 +122,9 @@ RunData open_data(const PretrainTopology& topology, const std::shared_ptr<const 
 void check(const PretrainTopology& topology) {
   if (topology.objective == TrainObjective::kPreference) return check_preference(topology.learner.preference);
   const auto rows = topology.num_tokens_per_train_step / topology.sequence_length;
-  if (rows < topology.num_ranks)
+  if (rows < topology.mesh.num_data_ranks())
     throw UsageError(concat("training.num_tokens_per_train_step = ", topology.num_tokens_per_train_step, " gives ",
-                            rows, " rows of ", topology.sequence_length, " tokens for ", topology.num_ranks,
+                            rows, " rows of ", topology.sequence_length, " tokens for ", topology.mesh.num_data_ranks(),
                             " ranks: at least one each is needed"));
 }
 
@@ -139,6 +139,7 @@ int run_pretrain(const PretrainTopology& topology) {
   refuse_own_model("reference.path", topology.reference.path, topology.run.folder);
   const auto model = std::make_shared<const ModelSource>(topology.model, topology.run.seed);
   model->check_weights();
+  check_parallel(model->config(), topology.mesh, topology.learner.parallel);
   require(model->tokenizer() != nullptr, topology.model.path, ": no tokenizer, which text needs");
   const auto data = open_data(topology, model);
   std::shared_ptr<const ModelSource> reference;
@@ -157,8 +158,7 @@ int run_pretrain(const PretrainTopology& topology) {
   const auto recorder = std::make_shared<RunRecorder>(folder, trace, observer, topology.run.seed);
   recorder->set_time_before(time_s);
   const auto limit = milliseconds_of(topology.limits.request_timeout_s);
-  auto shard = shard_setup(topology.learner, topology.run, topology.checkpoint, topology.num_ranks,
-                           topology.num_replicas, threads, limit);
+  auto shard = shard_setup(topology.learner, topology.run, topology.checkpoint, topology.mesh, threads, limit);
   shard.model = model;
   shard.observer = observer;
   shard.reference = reference;
@@ -187,7 +187,7 @@ int run_pretrain(const PretrainTopology& topology) {
   cast.start_trainer = [=](caf::actor_system& system, batch_source_actor batches, run_control_actor control,
                            supervisor_actor supervisor) {
     TrainerSetup setup;
-    setup.num_ranks = topology.num_ranks;
+    setup.num_ranks = topology.mesh.num_ranks();
     setup.make_work = [shard](int rank) { return make_learner_shard(rank, shard); };
     setup.trace = trace;
     setup.observer = observer;
@@ -211,10 +211,9 @@ int run_pretrain(const PretrainTopology& topology) {
 
 nlohmann::json describe(const PretrainTopology& topology) {
   const ModelSource model(topology.model, topology.run.seed);
-  return {{"roles", {{"data", 1}, {"trainer", 1}, {"shard", topology.num_ranks}, {"supervisor", 1}}},
+  return {{"roles", {{"data", 1}, {"trainer", 1}, {"shard", topology.mesh.num_ranks()}, {"supervisor", 1}}},
           {"parameters", model.config().num_parameters()},
-          {"memory_bytes",
-           describe_memory(model.config(), topology.num_ranks, topology.num_replicas, topology.checkpoint)}};
+          {"memory_bytes", describe_memory(model.config(), topology.mesh, topology.checkpoint)}};
 }
 
 }  // namespace troupe

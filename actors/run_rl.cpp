@@ -94,6 +94,7 @@ int run_rl(const RlTopology& topology) {
   refuse_own_model("critic.path", topology.critic.model.path, topology.run.folder);
   const auto model = std::make_shared<const ModelSource>(topology.model, topology.run.seed);
   model->check_weights();
+  check_parallel(model->config(), topology.mesh, topology.learner.parallel);
   require(model->tokenizer() != nullptr, topology.model.path, ": no tokenizer, which RL needs");
   const auto reference = load_reference(topology, model);
   const auto critic = load_critic(topology, *model);
@@ -238,8 +239,7 @@ int run_rl(const RlTopology& topology) {
     setup.score_limit = score_limit;
     return spawn_rollout(system, worker, std::move(director), std::move(reward), std::move(setup));
   };
-  const auto shard = shard_setup(learner, topology.run, topology.checkpoint, topology.num_ranks, topology.num_replicas,
-                                 threads, limit);
+  const auto shard = shard_setup(learner, topology.run, topology.checkpoint, topology.mesh, threads, limit);
   cast.start_trainer = [=](caf::actor_system& system, batch_source_actor source, run_control_actor control,
                            supervisor_actor supervisor) {
     auto ranks = shard;
@@ -259,7 +259,7 @@ int run_rl(const RlTopology& topology) {
     ranks.num_steps = topology.run.steps;
     ranks.first_step = state.step;
     TrainerSetup setup;
-    setup.num_ranks = topology.num_ranks;
+    setup.num_ranks = topology.mesh.num_ranks();
     setup.make_work = [ranks](int rank) { return make_learner_shard(rank, ranks); };
     setup.trace = trace;
     setup.observer = observer;
@@ -284,7 +284,7 @@ int run_rl(const RlTopology& topology) {
 
 nlohmann::json describe(const RlTopology& topology) {
   const ModelSource model(topology.model, topology.run.seed);
-  auto memory = describe_memory(model.config(), topology.num_ranks, topology.num_replicas, topology.checkpoint);
+  auto memory = describe_memory(model.config(), topology.mesh, topology.checkpoint);
   if (needs_reference(topology.learner.algorithm)) memory["reference weights"] = model.config().num_parameters() * 4;
   if (needs_critic(topology.learner.algorithm)) memory["critic"] = model.config().num_parameters() * 16;
   const auto bytes_per_value = compute_dtype(topology.rollout.dtype) == at::kBFloat16 ? 2 : 4;
@@ -303,7 +303,7 @@ nlohmann::json describe(const RlTopology& topology) {
             {"reward", 1},
             {"buffer", 1},
             {"trainer", 1},
-            {"shard", topology.num_ranks},
+            {"shard", topology.mesh.num_ranks()},
             {"evaluator", topology.evaluation.enable ? 1 : 0},
             {"supervisor", 1},
             {"gate for other processes", topology.cluster.listen ? 1 : 0}}},

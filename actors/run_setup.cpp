@@ -85,33 +85,30 @@ PlayOptions play_options(const LimitOptions& limits, bool handle_signals) {
 }
 
 LearnerShardSetup shard_setup(const LearnerOptions& learner, const RunOptions& run, const CheckpointOptions& checkpoint,
-                              int num_ranks, int num_replicas, int threads, std::chrono::milliseconds limit) {
-  if (num_replicas < 1 || num_ranks < 1 || num_ranks % num_replicas != 0)
-    throw UsageError(
-        concat("parallelism: ", num_ranks, " ranks are not a whole number of ", num_replicas, " replicas"));
+                              const MeshDegrees& mesh, int threads, std::chrono::milliseconds limit) {
   LearnerShardSetup setup;
   setup.options = learner;
   setup.options.seed = run.seed;
   setup.options.deterministic = run.deterministic;
   // The trainer's request limit comes first, so that a stuck rank is named by it.
-  setup.groups =
-      std::make_shared<std::vector<RankGroups>>(make_thread_groups(num_replicas, num_ranks / num_replicas, limit));
+  setup.groups = std::make_shared<std::vector<RankGroups>>(make_thread_groups(mesh, limit));
   setup.folder = run.folder;
   setup.export_dtype = checkpoint.export_dtype;
   setup.keep_latest_k = checkpoint.keep_latest_k;
   setup.save_async = checkpoint.is_async;
-  setup.num_threads = std::max(1, threads / num_ranks);
+  setup.num_threads = std::max(1, threads / mesh.num_ranks());
   setup.limit = limit;
   return setup;
 }
 
-nlohmann::json describe_memory(const ModelConfig& config, int num_ranks, int num_replicas,
+nlohmann::json describe_memory(const ModelConfig& config, const MeshDegrees& mesh,
                                const CheckpointOptions& checkpoint) {
-  const auto parameters = config.num_parameters(), held = parameters * num_replicas;
-  nlohmann::json memory{{"trainer parameters", held * 4},
-                        {"trainer gradients", held * 4},
-                        {"optimizer state", held * 8},
-                        {"gathered compute weights", parameters * 2 * num_ranks}};
+  const auto parameters = config.num_parameters(), held = parameters * mesh.replicate;
+  nlohmann::json memory{
+      {"trainer parameters", held * 4},
+      {"trainer gradients", held * 4},
+      {"optimizer state", held * 8},
+      {"gathered compute weights", parameters * 2 * mesh.num_ranks() / (mesh.pipeline * mesh.tensor)}};
   if (checkpoint.enable && checkpoint.is_async) memory["checkpoint snapshot, while it is written"] = parameters * 12;
   return memory;
 }

@@ -27,11 +27,9 @@ RestartOptions restart_options(const LimitOptions& limits);
 /// Seconds to the duration that requests take.
 std::chrono::milliseconds milliseconds_of(double seconds);
 PlayOptions play_options(const LimitOptions& limits, bool handle_signals);
-/// UsageError where `num_ranks` is no multiple of `num_replicas`.
 LearnerShardSetup shard_setup(const LearnerOptions& learner, const RunOptions& run, const CheckpointOptions& checkpoint,
-                              int num_ranks, int num_replicas, int threads, std::chrono::milliseconds limit);
+                              const MeshDegrees& mesh, int threads, std::chrono::milliseconds limit);
 /// Bytes of the trainer's parts.
-nlohmann::json describe_memory(const ModelConfig& config, int num_ranks, int num_replicas,
-                               const CheckpointOptions& checkpoint);
+nlohmann::json describe_memory(const ModelConfig& config, const MeshDegrees& mesh, const CheckpointOptions& checkpoint);
 
 }  // namespace troupe

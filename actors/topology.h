@@ -150,8 +150,7 @@ struct RlTopology {
   CheckpointOptions checkpoint;
   LimitOptions limits;
   MetricsOptions metrics;
-  int num_ranks = 1;           // of the trainer, as threads of this process: replicas * shards
-  int num_replicas = 1;        // data_parallel_replicate_degree; num_ranks is a multiple of it
+  MeshDegrees mesh;            // of the trainer's ranks, threads of this process (parallelism.*)
   int threads = 0;             // topology.threads: one budget; 0: every core this process may use
   bool handle_signals = true;  // SIGINT and SIGTERM: checkpoint, exit code 130
   RunObserver* observer = nullptr;
@@ -196,7 +195,7 @@ struct PretrainTopology {
   CheckpointOptions checkpoint;
   LimitOptions limits;
   MetricsOptions metrics;
-  int num_ranks = 1, num_replicas = 1;  // as above
+  MeshDegrees mesh;  // as above
   int threads = 0;
   bool handle_signals = true;
   RunObserver* observer = nullptr;

@@ -13,7 +13,7 @@ struct TrainBatch {
   int64_t step = 0;                                           // 1-based: the step that this batch makes
   std::vector<Trajectory> trajectories;                       // RL: every rank gets all
   std::vector<uint64_t> groups;                               // RL: places whose slots this batch frees
-  std::vector<std::vector<LanguageModelBatch>> rows_by_rank;  // text and chats: each rank its own
+  std::vector<std::vector<LanguageModelBatch>> rows_by_rank;  // text and chats: each data rank its own
   std::vector<PreferencePair> pairs;                          // preferences: every rank gets all
 };
 

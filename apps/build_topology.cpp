@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
+#include <sstream>
 
 #include "apps/algorithm_keys.h"
 #include "apps/token_file.h"
@@ -95,6 +97,21 @@ CriticOptions critic_options(const Config& config, const ModelOptions& model, co
   return critic;
 }
 
+PipelineOptions pipeline_options(const Config& config) {
+  PipelineOptions pipeline;
+  pipeline.schedule = config.string("parallelism.pipeline_parallel_schedule");
+  pipeline.stages_per_rank = static_cast<int>(config.integer("parallelism.pipeline_parallel_stages_per_rank"));
+  const char* key = "parallelism.pipeline_parallel_layers_per_stage";
+  std::istringstream numbers(config.string(key));
+  for (std::string number; std::getline(numbers, number, ',');) {
+    const auto digits = trim(number);
+    if (digits.empty() || digits.size() > 6 || digits.find_first_not_of("0123456789") != std::string::npos)
+      refuse(config, key, "takes numbers with commas between them");
+    pipeline.num_layers_by_stage.push_back(std::stoll(std::string(digits)));
+  }
+  return pipeline;
+}
+
 /// `num_updates`: optimizer steps of one train step, for the length of the schedule.
 LearnerOptions learner_options(const Config& config, int64_t num_updates) {
   LearnerOptions learner;
@@ -121,9 +138,12 @@ LearnerOptions learner_options(const Config& config, int64_t num_updates) {
   learner.num_tokens_per_microbatch = config.integer("training.num_tokens_per_microbatch_per_dp_rank");
   learner.max_context_length = config.integer("training.max_context_length");
   learner.skip_nonfinite_steps = static_cast<int>(config.integer("training.skip_nonfinite_steps"));
-  learner.sharding.parameter_dtype = compute_dtype(config.string("training.mixed_precision_param"));
-  learner.sharding.reduce_dtype = compute_dtype(config.string("training.mixed_precision_reduce"));
-  learner.sharding.reshard_after_forward = config.string("parallelism.fsdp_reshard_after_forward");
+  learner.parallel.sharding.parameter_dtype = compute_dtype(config.string("training.mixed_precision_param"));
+  learner.parallel.sharding.reduce_dtype = compute_dtype(config.string("training.mixed_precision_reduce"));
+  learner.parallel.sharding.reshard_after_forward = config.string("parallelism.fsdp_reshard_after_forward");
+  learner.parallel.pipeline = pipeline_options(config);
+  learner.parallel.sequence_parallel = config.boolean("parallelism.enable_sequence_parallel");
+  learner.parallel.head_tail = config.string("parallelism.context_parallel_load_balancer") == "headtail";
   learner.activation_checkpoint = config.string("activation_checkpoint.mode");
   learner.seed = static_cast<uint64_t>(config.integer("run.seed"));
   learner.deterministic = config.boolean("run.deterministic");
@@ -154,20 +174,22 @@ CheckpointOptions checkpoint_options(const Config& config) {
   return checkpoint;
 }
 
-/// Trainer ranks and how many replicas they make.
-std::pair<int, int> ranks_and_replicas(const Config& config) {
-  constexpr int64_t kMaxRanks = 64;
-  const auto degree = config.integer("parallelism.data_parallel_shard_degree");
-  if (degree == 0 || degree < -1)
+MeshDegrees mesh_degrees(const Config& config) {
+  constexpr int kMaxRanks = 64;  // threads of one process
+  const auto degree = [&](const char* key) {
+    return static_cast<int>(std::min<int64_t>(config.integer(key), std::numeric_limits<int>::max()));
+  };
+  MeshDegrees mesh;
+  mesh.replicate = degree("parallelism.data_parallel_replicate_degree");
+  mesh.shard = degree("parallelism.data_parallel_shard_degree");
+  mesh.pipeline = degree("parallelism.pipeline_parallel_degree");
+  mesh.context = degree("parallelism.context_parallel_degree");
+  mesh.tensor = degree("parallelism.tensor_parallel_degree");
+  if (mesh.shard == 0)
     refuse(config, "parallelism.data_parallel_shard_degree", "takes a number of ranks, or -1 for one");
-  const auto shards = std::max<int64_t>(degree, 1),
-             replicas = config.integer("parallelism.data_parallel_replicate_degree");
-  if (shards > kMaxRanks || replicas > kMaxRanks || shards * replicas > kMaxRanks) {
-    refuse(config, shards > 1 ? "parallelism.data_parallel_shard_degree" : "parallelism.data_parallel_replicate_degree",
-           concat("ranks are threads of one process here: at most ", kMaxRanks, ", not ", replicas, " replicas * ",
-                  shards, " shards"));
-  }
-  return {static_cast<int>(replicas * shards), static_cast<int>(replicas)};
+  mesh.shard = std::max(mesh.shard, 1);
+  check_mesh(mesh, kMaxRanks);
+  return mesh;
 }
 
 LimitOptions limit_options(const Config& config) {
@@ -362,7 +384,7 @@ PretrainTopology trainer_topology(const Config& config, const std::string& kind,
   PretrainTopology topology;
   topology.run = run_options(config);
   topology.model = model_options(config);
-  std::tie(topology.num_ranks, topology.num_replicas) = ranks_and_replicas(config);
+  topology.mesh = mesh_degrees(config);
   topology.learner = learner_options(config, 1);
   topology.data = text_data_options(config, kind, command);
   topology.sequence_length = config.integer("training.max_context_length");
@@ -382,11 +404,12 @@ void set_row_tokens(const Config& config, PretrainTopology& topology) {
            concat("is below training.max_context_length = ", topology.sequence_length));
   }
   const auto tokens = config.integer("training.num_tokens_per_train_step");
-  topology.num_tokens_per_train_step = tokens > 0 ? tokens : microbatch * topology.num_ranks;
-  if (topology.num_tokens_per_train_step % (microbatch * topology.num_ranks) != 0) {
+  const auto num_ranks = topology.mesh.num_data_ranks();
+  topology.num_tokens_per_train_step = tokens > 0 ? tokens : microbatch * num_ranks;
+  if (topology.num_tokens_per_train_step % (microbatch * num_ranks) != 0) {
     refuse(config, "training.num_tokens_per_train_step",
-           concat("is not a multiple of ", microbatch, " tokens a micro-batch * ", topology.num_ranks,
-                  " ranks = ", microbatch * topology.num_ranks));
+           concat("is not a multiple of ", microbatch, " tokens a micro-batch * ", num_ranks,
+                  " data ranks = ", microbatch * num_ranks));
   }
 }
 
@@ -407,7 +430,7 @@ RlTopology build_rl_topology(const Config& config) {
   RlTopology topology;
   topology.run = run_options(config);
   topology.model = model_options(config);
-  std::tie(topology.num_ranks, topology.num_replicas) = ranks_and_replicas(config);
+  topology.mesh = mesh_degrees(config);
   topology.sampling = sampling_options(config);
   const auto algorithm = algorithm_options(config);
   topology.learner = learner_options(config, algorithm.num_epochs * algorithm.num_minibatches);

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "apps/algorithm_keys.h"
+#include "parallel/pipeline_schedule.h"
 
 namespace troupe::apps {
 namespace {
@@ -74,7 +75,22 @@ std::vector<KeySpec> make_plain_keys() {
       integer("parallelism.data_parallel_shard_degree", -1,
               "trainer ranks over which parameters, gradients and optimizer state are sharded; -1: one", -1),
       integer("parallelism.data_parallel_replicate_degree", 1,
-              "replicas, each of which shards the whole model (hybrid sharding): ranks = replicas * shards", 1),
+              "replicas, each of which shards the whole model (hybrid sharding); the product of all degrees is the "
+              "number of ranks",
+              1),
+      integer("parallelism.tensor_parallel_degree", 1,
+              "ranks that share every layer's heads and features, and the vocabulary's tokens", 1),
+      boolean("parallelism.enable_sequence_parallel", true,
+              "with tensor parallel: between layers each rank keeps a part of the tokens"),
+      integer("parallelism.context_parallel_degree", 1, "ranks that share a row's tokens, by ring attention", 1),
+      choice("parallelism.context_parallel_load_balancer", "headtail", {"headtail", "none"},
+             "headtail: each rank takes tokens from both ends of a row, so that all attend to about as many"),
+      integer("parallelism.pipeline_parallel_degree", 1, "ranks that share the layers, as stages", 1),
+      choice("parallelism.pipeline_parallel_schedule", "1F1B", known_pipeline_schedules(),
+             "the order of forwards and backwards of the micro-batches"),
+      integer("parallelism.pipeline_parallel_stages_per_rank", 2, "of Interleaved1F1B", 1, 64),
+      text("parallelism.pipeline_parallel_layers_per_stage", "",
+           "layers of every stage in order, as \"7,8,8,7\"; empty: as even as can be"),
       choice("parallelism.fsdp_reshard_after_forward", "default", {"default", "always", "never"},
              "whether a layer's gathered parameters are freed after its forward"),
       choice("parallelism.ranks", "threads", {"threads"}, "ranks are threads of this process"),

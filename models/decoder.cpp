@@ -5,7 +5,6 @@
 
 #include "base/error.h"
 #include "models/blocks/attention.h"
-#include "models/blocks/embedding.h"
 #include "models/blocks/linear.h"
 #include "models/blocks/mlp.h"
 #include "models/blocks/norm.h"
@@ -52,6 +51,11 @@ Tensor Decoder::forward(const Tensor& tokens_T, const PackedLayout& layout) cons
 }
 
 Tensor Decoder::forward(const Tensor& tokens_T, const PackedLayout& layout, UnitRunner& runner) const {
+  return forward_units(0, num_units(), Tensor(), tokens_T, layout, runner);
+}
+
+Tensor Decoder::forward_units(int64_t begin, int64_t end, const Tensor& x_TD, const Tensor& tokens_T,
+                              const PackedLayout& layout, UnitRunner& runner) const {
   layout.check();
   require(tokens_T.dim() == 1 && tokens_T.numel() == layout.num_tokens, "the row has ", tokens_T.numel(),
           " tokens, its layout ", layout.num_tokens);
@@ -61,23 +65,30 @@ Tensor Decoder::forward(const Tensor& tokens_T, const PackedLayout& layout, Unit
   context->shape = {config_.num_attention_heads, config_.num_key_value_heads, config_.head_dim,
                     1 / std::sqrt(static_cast<double>(config_.head_dim))};
   context->norm_eps = config_.rms_norm_eps;
-  const int64_t last_unit = config_.num_hidden_layers + 1;
-  Tensor x = runner.run(
-      0,
-      [this, tokens_T](const Tensor&) { return blocks::embedding(tokens_T, parameter("model.embed_tokens.weight")); },
-      Tensor());
-  context->rope_table_Td =
-      blocks::rope_table(config_.rope, config_.head_dim, layout.positions(), x.scalar_type(), x.device());
-  for (int64_t unit = 1; unit < last_unit; ++unit) {
-    x = runner.run(
-        unit, [this, unit, context](const Tensor& input) { return layer(unit - 1, input, context); }, x);
+  context->exchange = exchange_;
+  const int64_t last_unit = num_units() - 1;
+  Tensor x = x_TD;
+  for (int64_t unit = begin; unit < end; ++unit) {
+    if (unit == 0) {
+      const auto embed = [this, tokens_T](const Tensor&) {
+        return exchange_->embed(tokens_T, parameter("model.embed_tokens.weight"));
+      };
+      x = runner.run(unit, embed, Tensor());
+    } else if (unit < last_unit) {
+      if (!context->rope_table_Td.defined()) {
+        context->rope_table_Td = blocks::rope_table(config_.rope, config_.head_dim, exchange_->positions(layout),
+                                                    x.scalar_type(), x.device());
+      }
+      x = runner.run(
+          unit, [this, unit, context](const Tensor& input) { return layer(unit - 1, input, context); }, x);
+    } else {
+      const auto norm = [this](const Tensor& input) {
+        return exchange_->enter(blocks::rms_norm(input, parameter("model.norm.weight"), config_.rms_norm_eps));
+      };
+      x = runner.run(unit, norm, x);
+    }
   }
-  return runner.run(
-      last_unit,
-      [this](const Tensor& input) {
-        return blocks::rms_norm(input, parameter("model.norm.weight"), config_.rms_norm_eps);
-      },
-      x);
+  return x;
 }
 
 Tensor Decoder::layer(int64_t index, const Tensor& x_TD,
@@ -89,14 +100,22 @@ Tensor Decoder::layer(int64_t index, const Tensor& x_TD,
                                               get("self_attn.v_proj.weight"),   maybe("self_attn.q_proj.bias"),
                                               maybe("self_attn.k_proj.bias"),   maybe("self_attn.v_proj.bias"),
                                               maybe("self_attn.q_norm.weight"), maybe("self_attn.k_norm.weight")};
-  const blocks::MlpWeights mlp = {get("mlp.gate_proj.weight"), get("mlp.up_proj.weight"), get("mlp.down_proj.weight"),
-                                  maybe("mlp.gate_proj.bias"), maybe("mlp.up_proj.bias"), maybe("mlp.down_proj.bias")};
-  const Tensor normed = blocks::rms_norm(x_TD, get("input_layernorm.weight"), config_.rms_norm_eps);
+  const bool late = exchange_->sums_parts();
+  const blocks::MlpWeights mlp = {get("mlp.gate_proj.weight"), get("mlp.up_proj.weight"),
+                                  get("mlp.down_proj.weight"), maybe("mlp.gate_proj.bias"),
+                                  maybe("mlp.up_proj.bias"),   late ? Tensor() : maybe("mlp.down_proj.bias")};
+  const auto leave = [&](const Tensor& y, const char* bias) {
+    const Tensor sum = exchange_->leave(y), late_bias = late ? maybe(bias) : Tensor();
+    return late_bias.defined() ? sum + late_bias : sum;
+  };
+  const Tensor normed = exchange_->enter(blocks::rms_norm(x_TD, get("input_layernorm.weight"), config_.rms_norm_eps));
   const Tensor attended = blocks::self_attention(normed, attention, context);
-  const Tensor projected = blocks::linear(attended, get("self_attn.o_proj.weight"), maybe("self_attn.o_proj.bias"));
+  const Tensor projected =
+      leave(blocks::linear(attended, get("self_attn.o_proj.weight"), late ? Tensor() : maybe("self_attn.o_proj.bias")),
+            "self_attn.o_proj.bias");
   const auto [sum, mlp_input] =
       blocks::add_rms_norm(x_TD, projected, get("post_attention_layernorm.weight"), config_.rms_norm_eps);
-  return sum + blocks::gated_mlp(mlp_input, mlp);
+  return sum + leave(blocks::gated_mlp(exchange_->enter(mlp_input), mlp), "mlp.down_proj.bias");
 }
 
 const Tensor& Decoder::head_weight() const {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "models/config.h"
+#include "models/exchange.h"
 #include "models/layout.h"
 #include "models/torch.h"
 #include "models/weights.h"
@@ -41,9 +42,17 @@ class Decoder {
   /// Tensor bound to a name.
   const Tensor& parameter(const std::string& name) const;
 
+  /// Applied from outside where layers are split over devices; the configuration is then that of this device's part.
+  void set_exchange(std::shared_ptr<const Exchange> exchange) { exchange_ = std::move(exchange); }
+  const Exchange& exchange() const { return *exchange_; }
+
   /// tokens_T int64 or int32 -> hidden state after the final norm [T, D], in the parameters' dtype. Differentiable.
   Tensor forward(const Tensor& tokens_T, const PackedLayout& layout, UnitRunner& runner) const;
   Tensor forward(const Tensor& tokens_T, const PackedLayout& layout) const;
+  /// The part of `forward` from unit `begin` to before `end`; x is the output of unit begin - 1 (undefined for 0).
+  Tensor forward_units(int64_t begin, int64_t end, const Tensor& x, const Tensor& tokens_T, const PackedLayout& layout,
+                       UnitRunner& runner) const;
+  int64_t num_units() const { return config_.num_hidden_layers + 2; }
 
   /// Weight [V, D] of the output head (the embedding where tied; of sequence classification its label weights).
   const Tensor& head_weight() const;
@@ -59,6 +68,7 @@ class Decoder {
   ModelConfig config_;
   std::vector<ParameterSpec> specs_;
   std::map<std::string, Tensor> parameters_;
+  std::shared_ptr<const Exchange> exchange_ = std::make_shared<Exchange>();
 };
 
 }  // namespace troupe

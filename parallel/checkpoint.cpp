@@ -31,6 +31,7 @@ json write_pieces(const fs::path& folder, int rank, const ShardedValues& values)
   std::map<std::string, Tensor> tensors;
   json kinds = json::object();
   for (const auto& piece : values.pieces) {
+    if (!piece.is_first) continue;
     const auto& shape = values.shapes.at(piece.name);
     for (const auto& [kind, units] : values.kinds) {
       const auto& unit = units.at(static_cast<size_t>(piece.unit));
@@ -38,7 +39,7 @@ json write_pieces(const fs::path& folder, int rank, const ShardedValues& values)
       auto& entry = kinds[kind][piece.name];
       entry["shape"] = shape;
       int64_t position = piece.shard_begin;
-      for (const auto& box : boxes_of_range(shape, piece.flat_begin, piece.flat_end)) {
+      for (const auto& box : boxes_in_part(piece.part, piece.flat_begin, piece.flat_end)) {
         const auto numel = c10::multiply_integers(box.size);
         const auto part = unit.narrow(0, position, numel).view(box.size);
         position += numel;
@@ -52,6 +53,13 @@ json write_pieces(const fs::path& folder, int rank, const ShardedValues& values)
   }
   write_safetensors(folder / rank_file(rank), tensors);
   return kinds;
+}
+
+/// The view of `tensor`, which holds `box`, that holds `part` of it.
+Tensor narrow_to(Tensor tensor, const TensorBox& part, const TensorBox& box) {
+  for (size_t i = 0; i < box.start.size(); ++i)
+    tensor = tensor.narrow(static_cast<int64_t>(i), part.start[i] - box.start[i], part.size[i]);
+  return tensor;
 }
 
 json file_entry(const fs::path& path) {
@@ -150,7 +158,7 @@ void write_checkpoint(const CheckpointRequest& request, const ShardedValues& val
 
 ShardedValues sharded_values(FullyShardedDecoder& model, std::map<std::string, std::vector<Tensor>> optimizer_state) {
   ShardedValues values{model.pieces(), {}, std::move(optimizer_state)};
-  for (const auto& spec : model.decoder().specs()) values.shapes[spec.name] = spec.shape;
+  for (const auto& spec : model.plan().whole_specs()) values.shapes[spec.name] = spec.shape;
   auto& parameters = values.kinds["parameter"];
   for (auto& shard : model.shards()) parameters.push_back(shard.parameter);
   return values;
@@ -270,23 +278,22 @@ void load_checkpoint_values(const fs::path& checkpoint, ShardedValues& values) t
       const auto stored_shape = entry["shape"].get<std::vector<int64_t>>();
       require(stored_shape == shape, checkpoint.string(), ": ", piece.name, " has shape ",
               at::IntArrayRef(stored_shape), " instead of ", at::IntArrayRef(shape));
-      int64_t num_filled = 0;
-      for (const auto& stored : entry["pieces"]) {
-        const TensorBox box{stored["start"], stored["size"]};
-        Tensor source;
-        for_each_run(shape, box, [&](int64_t flat, int64_t in_box, int64_t length) {
-          const auto begin = std::max(flat, piece.flat_begin), end = std::min(flat + length, piece.flat_end);
-          if (begin >= end) return;
-          if (!source.defined()) {
-            const auto name = stored["file"].get<std::string>();
-            auto& file = files[name];
-            if (!file) file = std::make_unique<SafetensorsFile>(checkpoint / name);
-            source = file->tensor(piece_key(kind, piece.name, box.start)).reshape({-1});
-          }
-          unit.narrow(0, piece.shard_begin + begin - piece.flat_begin, end - begin)
-              .copy_(source.narrow(0, in_box + begin - flat, end - begin));
-          num_filled += end - begin;
-        });
+      int64_t num_filled = 0, position = piece.shard_begin;
+      for (const auto& target : boxes_in_part(piece.part, piece.flat_begin, piece.flat_end)) {
+        const auto numel = c10::multiply_integers(target.size);
+        const auto place = unit.narrow(0, position, numel).view(target.size);
+        position += numel;
+        for (const auto& stored : entry["pieces"]) {
+          const TensorBox box{stored["start"], stored["size"]};
+          const auto common = intersection(target, box);
+          if (!common) continue;
+          const auto name = stored["file"].get<std::string>();
+          auto& file = files[name];
+          if (!file) file = std::make_unique<SafetensorsFile>(checkpoint / name);
+          const auto source = file->tensor(piece_key(kind, piece.name, box.start)).view(box.size);
+          narrow_to(place, *common, target).copy_(narrow_to(source, *common, box));
+          num_filled += c10::multiply_integers(common->size);
+        }
       }
       require(num_filled == piece.flat_end - piece.flat_begin, checkpoint.string(), ": ", kind, " of ", piece.name,
               " is not whole");

@@ -46,7 +46,7 @@ struct CheckpointWriterOptions {
 
 class CheckpointWriter {
  public:
-  /// The group must outlive the writer; with replicas of shards only one of them writes.
+  /// The ranks of one whole copy of the model; the group must outlive the writer.
   CheckpointWriter(Collectives& collectives, CheckpointWriterOptions options);
   /// Ends a write that is under way, or gives it up after the grace; an error is logged.
   ~CheckpointWriter();

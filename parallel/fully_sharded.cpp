@@ -15,8 +15,8 @@ struct FullyShardedDecoder::Implementation : std::enable_shared_from_this<FullyS
     bool holds_head = false;  // gathered for the head: stays until the final norm's backward
   };
 
-  Implementation(Decoder& decoder, Collectives& collectives, FullyShardedOptions options, Collectives* replicas);
-  void make_units(Collectives* replicas);
+  Implementation(Decoder& decoder, const ParallelPlan& plan, const RankGroups& groups, FullyShardedOptions options);
+  void make_units();
   void hook_leaf(const Tensor& leaf, size_t unit, size_t parameter);
   void make_pieces();
 
@@ -27,6 +27,8 @@ struct FullyShardedDecoder::Implementation : std::enable_shared_from_this<FullyS
   void after_backward(size_t unit);
   void release_head();
   TensorMap gather_full(at::ScalarType dtype, bool gradients);
+  Tensor gather_shards(size_t unit, at::ScalarType dtype, bool gradients);
+  void place_parts(const Tensor& parts, size_t unit, const TensorMap& wholes);
 
   size_t last_unit() const { return units.size() - 1; }
   bool reshards(size_t unit) const {
@@ -35,12 +37,15 @@ struct FullyShardedDecoder::Implementation : std::enable_shared_from_this<FullyS
   }
 
   Decoder& decoder;
-  Collectives& collectives;
+  ParallelPlan plan;
+  RankGroups groups;
+  Collectives& collectives;  // the groups' shards
   FullyShardedOptions options;
   std::vector<Unit> units;
   std::vector<UnitShard> shards;
   std::vector<ShardPiece> pieces;
-  size_t head_unit = 0, head_parameter = 0;  // where the head's weight lives
+  std::map<const at::TensorImpl*, std::pair<size_t, size_t>> leaf_places;  // unit and parameter
+  size_t head_unit = 0, head_parameter = 0;                                // where the head's weight lives
   bool reduce_gradients = true;
   int64_t gathered_bytes = 0, peak_gathered_bytes = 0;
 };
@@ -53,6 +58,7 @@ class TakeGradient : public torch::autograd::PostAccumulateGradHook {
   explicit TakeGradient(std::function<void(const Tensor&)> take) : take_(std::move(take)) {}
   void operator()(const torch::autograd::Variable& leaf) override {
     auto& gradient = leaf.mutable_grad();
+    if (!gradient.defined()) return;  // put off
     take_(gradient);
     gradient.reset();
   }
@@ -82,38 +88,44 @@ class CloseUnit : public torch::autograd::Function<CloseUnit> {
   }
 };
 
+/// View of a part of a whole tensor.
+Tensor box_of(const Tensor& whole, const TensorBox& box) {
+  Tensor part = whole;
+  for (size_t i = 0; i < box.start.size(); ++i) part = part.narrow(static_cast<int64_t>(i), box.start[i], box.size[i]);
+  return part;
+}
+
 bool runs_inside_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
 }  // namespace
 
-FullyShardedDecoder::Implementation::Implementation(Decoder& decoder, Collectives& collectives,
-                                                    FullyShardedOptions options_, Collectives* replicas)
-    : decoder(decoder), collectives(collectives), options(std::move(options_)) {
+FullyShardedDecoder::Implementation::Implementation(Decoder& decoder, const ParallelPlan& plan_,
+                                                    const RankGroups& groups_, FullyShardedOptions options_)
+    : decoder(decoder), plan(plan_), groups(groups_), collectives(groups.shards()), options(std::move(options_)) {
   const auto& mode = options.reshard_after_forward;
   if (mode != "default" && mode != "always" && mode != "never") {
     throw UsageError(concat("parallelism.fsdp_reshard_after_forward = \"", mode,
                             "\": known are \"default\", \"always\", \"never\""));
   }
-  make_units(replicas);
+  make_units();
   make_pieces();
 }
 
-void FullyShardedDecoder::Implementation::make_units(Collectives* replicas) {
-  std::vector<std::vector<ParameterSpec>> specs;
-  for (const auto& spec : decoder.specs()) {
-    if (spec.unit >= static_cast<int64_t>(specs.size())) specs.resize(static_cast<size_t>(spec.unit) + 1);
-    specs[static_cast<size_t>(spec.unit)].push_back(spec);
-  }
+void FullyShardedDecoder::Implementation::make_units() {
+  std::vector<std::vector<ParameterSpec>> specs(static_cast<size_t>(plan.num_units()));
+  for (const auto& spec : plan.whole_specs())
+    if (plan.holds(spec.unit)) specs[static_cast<size_t>(spec.unit)].push_back(spec);
   for (size_t index = 0; index < specs.size(); ++index) {
     ShardedUnit::Options unit_options{options.parameter_dtype, options.reduce_dtype, options.device, &collectives,
-                                      replicas};
-    units.push_back({std::make_unique<ShardedUnit>(std::move(specs[index]), unit_options)});
+                                      groups.replicas(),       groups.tensor(),      groups.tied()};
+    units.push_back({std::make_unique<ShardedUnit>(specs[index], plan, unit_options)});
     auto& parts = *units.back().parts;
     if (parts.is_gathered()) gathered_bytes += parts.gathered_bytes();
     shards.push_back({static_cast<int64_t>(index), parts.shard(), parts.shard_gradient()});
     for (size_t parameter = 0; parameter < parts.parameters().size(); ++parameter) {
       const auto& name = parts.parameters()[parameter].spec.name;
       hook_leaf(parts.leaf(parameter), index, parameter);
+      leaf_places[parts.leaf(parameter).unsafeGetTensorImpl()] = {index, parameter};
       decoder.bind(name, parts.leaf(parameter));
       if (name == "lm_head.weight" || name == "score.weight")
         std::tie(head_unit, head_parameter) = std::pair(index, parameter);
@@ -138,7 +150,7 @@ void FullyShardedDecoder::Implementation::make_pieces() {
       const int64_t first = std::max(begin, parameter.begin), last = std::min(end, parameter.begin + parameter.numel);
       if (first >= last) continue;
       pieces.push_back({parameter.spec.name, static_cast<int64_t>(index), first - begin, first - parameter.begin,
-                        last - parameter.begin});
+                        last - parameter.begin, parameter.part.box, parameter.part.is_first});
     }
   }
 }
@@ -208,30 +220,86 @@ void FullyShardedDecoder::Implementation::release_head() {
   if (head_unit != last_unit() && collectives.size() > 1 && options.reshard_after_forward != "never") free(head_unit);
 }
 
+/// This rank's whole part of a unit, flat (padded).
+Tensor FullyShardedDecoder::Implementation::gather_shards(size_t unit, at::ScalarType dtype, bool gradients) {
+  auto& parts = *units[unit].parts;
+  const auto& source = gradients ? parts.shard_gradient() : parts.shard();
+  auto whole = at::empty({parts.shard_numel() * collectives.size()}, source.options().dtype(dtype));
+  auto own = whole.narrow(0, parts.shard_begin(), parts.shard_numel());
+  own.copy_(source);
+  if (collectives.size() > 1)
+    collectives.all_gather(whole, own, concat("unit ", unit, gradients ? " full gradient" : " full weights"));
+  return whole;
+}
+
+/// Gathers every tensor rank's parts of a unit (flat, as theirs are) and copies them to their places.
+void FullyShardedDecoder::Implementation::place_parts(const Tensor& parts, size_t unit, const TensorMap& wholes) {
+  auto& tensor = *groups.tensor();
+  const auto numel_of = [&](int rank) {
+    int64_t numel = 0;
+    for (const auto& parameter : units[unit].parts->parameters())
+      numel += c10::multiply_integers(
+          plan.part({parameter.spec.name, parameter.whole_shape, parameter.spec.unit}, rank).box.size);
+    return numel;
+  };
+  int64_t longest = 0;
+  for (int rank = 0; rank < tensor.size(); ++rank) longest = std::max(longest, numel_of(rank));
+  auto all = at::empty({tensor.size() * longest}, parts.options());
+  auto own = all.narrow(0, tensor.rank() * longest, longest);
+  own.narrow(0, 0, numel_of(tensor.rank())).copy_(parts.narrow(0, 0, numel_of(tensor.rank())));
+  tensor.all_gather(all, own, concat("unit ", unit, " parts of the tensor ranks"));
+  for (int rank = 0; rank < tensor.size(); ++rank) {
+    int64_t begin = rank * longest;
+    for (const auto& parameter : units[unit].parts->parameters()) {
+      const auto box = plan.part({parameter.spec.name, parameter.whole_shape, parameter.spec.unit}, rank).box;
+      const auto numel = c10::multiply_integers(box.size);
+      box_of(wholes.at(parameter.spec.name), box).copy_(all.narrow(0, begin, numel).view(box.size));
+      begin += numel;
+    }
+  }
+}
+
 TensorMap FullyShardedDecoder::Implementation::gather_full(at::ScalarType dtype, bool gradients) {
   at::NoGradGuard no_grad;
   TensorMap tensors;
   for (size_t index = 0; index < units.size(); ++index) {
-    auto& parts = *units[index].parts;
-    const auto& source = gradients ? parts.shard_gradient() : parts.shard();
     // One buffer a unit; the tensors are views of it.
-    auto whole = at::empty({parts.shard_numel() * collectives.size()}, source.options().dtype(dtype));
-    auto own = whole.narrow(0, parts.shard_begin(), parts.shard_numel());
-    own.copy_(source);
-    if (collectives.size() > 1)
-      collectives.all_gather(whole, own, concat("unit ", index, gradients ? " full gradient" : " full weights"));
-    for (const auto& parameter : parts.parameters()) {
-      tensors[parameter.spec.name] = whole.narrow(0, parameter.begin, parameter.numel).view(parameter.spec.shape);
+    int64_t numel = 0;
+    for (const auto& spec : plan.whole_specs())
+      if (spec.unit == static_cast<int64_t>(index)) numel += c10::multiply_integers(spec.shape);
+    const int owner = plan.owner(static_cast<int64_t>(index));
+    const bool is_owner = owner == plan.place().pipeline;
+    Tensor whole;
+    if (is_owner) whole = gather_shards(index, dtype, gradients);
+    const bool is_split = groups.tensor() != nullptr;
+    const auto parts = whole;
+    if (!is_owner || is_split) whole = at::empty({numel}, shards[index].parameter.options().dtype(dtype));
+    TensorMap of_unit;
+    int64_t begin = 0;
+    for (const auto& spec : plan.whole_specs()) {
+      if (spec.unit != static_cast<int64_t>(index)) continue;
+      const auto length = c10::multiply_integers(spec.shape);
+      of_unit[spec.name] = whole.narrow(0, begin, length).view(spec.shape);
+      begin += length;
     }
+    if (is_owner && is_split) place_parts(parts, index, of_unit);
+    if (groups.pipeline() != nullptr) {
+      auto values = whole.narrow(0, 0, numel);
+      groups.pipeline()->broadcast(values, owner, concat("unit ", index, " of its stage"));
+    }
+    tensors.merge(of_unit);
   }
   return tensors;
 }
 
 // -- FullyShardedDecoder ---------------------------------------------------------------------------------------------
 
-FullyShardedDecoder::FullyShardedDecoder(Decoder& decoder, Collectives& collectives, FullyShardedOptions options,
-                                         Collectives* replicas)
-    : implementation_(std::make_shared<Implementation>(decoder, collectives, std::move(options), replicas)) {}
+FullyShardedDecoder::FullyShardedDecoder(Decoder& decoder, const ParallelPlan& plan, const RankGroups& groups,
+                                         FullyShardedOptions options)
+    : implementation_(std::make_shared<Implementation>(decoder, plan, groups, std::move(options))) {}
+
+FullyShardedDecoder::FullyShardedDecoder(Decoder& decoder, Collectives& collectives, FullyShardedOptions options)
+    : FullyShardedDecoder(decoder, ParallelPlan(decoder.config()), RankGroups(collectives), std::move(options)) {}
 
 FullyShardedDecoder::~FullyShardedDecoder() {
   // Graphs may outlive the model: their leaves must not hand gradients to freed memory.
@@ -250,13 +318,16 @@ void FullyShardedDecoder::load(const std::function<Tensor(const std::string& nam
     const int64_t begin = parts.shard_begin(), end = begin + parts.shard_numel();
     for (const auto& parameter : parts.parameters()) {
       const auto full = read(parameter.spec.name);
-      require(full.defined() && full.numel() == parameter.numel, "weights of ", parameter.spec.name, ": ",
-              full.defined() ? full.numel() : 0, " elements instead of ", parameter.numel);
+      const auto numel = c10::multiply_integers(parameter.whole_shape);
+      require(full.defined() && full.numel() == numel, "weights of ", parameter.spec.name, ": ",
+              full.defined() ? full.numel() : 0, " elements instead of ", numel);
       const int64_t first = std::max(begin, parameter.begin), last = std::min(end, parameter.begin + parameter.numel);
       if (first >= last) continue;
       parts.shard()
           .narrow(0, first - begin, last - first)
-          .copy_(full.reshape({-1}).narrow(0, first - parameter.begin, last - first));
+          .copy_(box_of(full.view(parameter.whole_shape), parameter.part.box)
+                     .reshape({-1})
+                     .narrow(0, first - parameter.begin, last - first));
     }
   }
   parameters_changed();
@@ -293,6 +364,20 @@ Tensor FullyShardedDecoder::head_gradient() {
   return self.units[self.head_unit].parts->gradient_view(self.head_parameter);
 }
 
+void FullyShardedDecoder::add_deferred(const std::vector<blocks::DeferredWeightGradients::Product>& products) {
+  const at::NoGradGuard no_grad;
+  auto& self = *implementation_;
+  for (const auto& product : products) {
+    const auto gradients =
+        blocks::split_rows(blocks::weight_gradient(product.gradient_TO, product.x_TI), product.weights);
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      const auto found = self.leaf_places.find(product.weights[i].unsafeGetTensorImpl());
+      require(found != self.leaf_places.end(), "a deferred gradient belongs to no parameter of this rank");
+      self.units[found->second.first].parts->add_gradient(found->second.second, gradients[i]);
+    }
+  }
+}
+
 void FullyShardedDecoder::set_reduce_gradients(bool reduce) { implementation_->reduce_gradients = reduce; }
 
 void FullyShardedDecoder::finish_backward() {
@@ -301,7 +386,7 @@ void FullyShardedDecoder::finish_backward() {
     auto& unit = self.units[index];
     require(!unit.was_used || unit.parts->num_received() > 0, "rank ", self.collectives.rank(), ": unit ", index,
             " took part in the forward but got no gradient; was backward called?");
-    unit.parts->reduce(concat("unit ", index, " gradient"));
+    unit.parts->reduce_rest(concat("unit ", index, " gradient"));
     unit.parts->complete_gradient();
     unit.was_used = false;
     unit.num_open = 0;
@@ -331,10 +416,20 @@ const std::vector<ShardPiece>& FullyShardedDecoder::pieces() const { return impl
 
 double FullyShardedDecoder::gradient_norm() {
   auto& self = *implementation_;
+  const auto& all = shards();
   double local = 0;
-  for (auto& shard : shards()) local += sum_of_squares(shard.gradient);
+  if (self.groups.copy().size() == self.collectives.size()) {
+    for (const auto& shard : all) local += sum_of_squares(shard.gradient);
+  } else {
+    // What several ranks hold counts once.
+    for (const auto& piece : self.pieces) {
+      if (piece.is_first)
+        local += sum_of_squares(all[static_cast<size_t>(piece.unit)].gradient.narrow(
+            0, piece.shard_begin, piece.flat_end - piece.flat_begin));
+    }
+  }
   auto total = at::full({1}, local, at::TensorOptions(at::kDouble).device(self.options.device));
-  if (self.collectives.size() > 1) self.collectives.all_reduce(total, "gradient norm");
+  if (self.groups.copy().size() > 1) self.groups.copy().all_reduce(total, "gradient norm");
   return std::sqrt(total.item<double>());
 }
 
@@ -344,7 +439,7 @@ TensorMap FullyShardedDecoder::gather_weights(at::ScalarType dtype) {
 
 TensorMap FullyShardedDecoder::borrow_weights(at::ScalarType dtype) {
   auto& self = *implementation_;
-  if (self.collectives.size() > 1 || dtype != self.options.parameter_dtype) return gather_weights(dtype);
+  if (self.groups.copy().size() > 1 || dtype != self.options.parameter_dtype) return gather_weights(dtype);
   TensorMap tensors;
   for (size_t index = 0; index < self.units.size(); ++index) {
     self.gather(index, "weights");
@@ -367,6 +462,8 @@ void FullyShardedDecoder::reset_peak_gathered_bytes() {
 }
 
 const Decoder& FullyShardedDecoder::decoder() const { return implementation_->decoder; }
+
+const ParallelPlan& FullyShardedDecoder::plan() const { return implementation_->plan; }
 
 Collectives& FullyShardedDecoder::collectives() { return implementation_->collectives; }
 

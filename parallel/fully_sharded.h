@@ -13,8 +13,10 @@
 // straight to the shard; with fp32 compute the leaves are the shard itself.
 #pragma once
 
+#include "models/blocks/linear.h"
 #include "models/decoder.h"
-#include "parallel/collectives.h"
+#include "parallel/plan.h"
+#include "parallel/rank_groups.h"
 
 namespace troupe {
 
@@ -34,19 +36,23 @@ struct UnitShard {
   Tensor gradient;   // [n] fp32, accumulated over micro-batches; complete after finish_backward
 };
 
-/// Where a rank's shard meets one parameter: elements [flat_begin, flat_end) of the flattened parameter are elements
-/// [shard_begin, ...) of the unit's shard.
+/// Where a rank's shard meets one parameter: elements [flat_begin, flat_end) of this rank's flattened part of the
+/// parameter are elements [shard_begin, ...) of the unit's shard.
 struct ShardPiece {
   std::string name;
   int64_t unit = 0, shard_begin = 0, flat_begin = 0, flat_end = 0;
+  TensorBox part;        // this rank's part of the whole parameter
+  bool is_first = true;  // of the ranks that hold these elements in one copy of the model
 };
 
 class FullyShardedDecoder : public UnitRunner {
  public:
-  /// Shards over `collectives`; with `replicas` (the ranks that hold the same shard) gradients are summed over those
-  /// too (HSDP). `decoder` and both groups must outlive it.
-  FullyShardedDecoder(Decoder& decoder, Collectives& collectives, FullyShardedOptions options,
-                      Collectives* replicas = nullptr);
+  /// Holds what `plan` gives this rank, sharded over the groups' shard and context ranks; gradients are summed over
+  /// replicas too (HSDP). `decoder` is built from the plan's local configuration; it and the groups must outlive this.
+  FullyShardedDecoder(Decoder& decoder, const ParallelPlan& plan, const RankGroups& groups,
+                      FullyShardedOptions options);
+  /// Everything, sharded over `collectives` alone.
+  FullyShardedDecoder(Decoder& decoder, Collectives& collectives, FullyShardedOptions options);
   ~FullyShardedDecoder() override;
 
   /// Fills this rank's shards; `read(name)` gives a full fp32 tensor and is called once a parameter.
@@ -64,6 +70,8 @@ class FullyShardedDecoder : public UnitRunner {
   /// fp32 [V, D] into which an operator may add the head's gradient itself, instead of giving it to autograd (which
   /// would make a whole gradient per chunk of the loss). Valid until the backward of the final norm.
   Tensor head_gradient();
+  /// Computes weight gradients that a backward put off (models/blocks/linear.h) and adds them where they belong.
+  void add_deferred(const std::vector<blocks::DeferredWeightGradients::Product>& products);
   /// While false, gradients stay unreduced in the units (accumulation without communication); the next backward with
   /// true reduces them all.
   void set_reduce_gradients(bool reduce);
@@ -79,7 +87,8 @@ class FullyShardedDecoder : public UnitRunner {
   const std::vector<ShardPiece>& pieces() const;
   /// Global L2 norm of the gradient over all ranks (a tied parameter once), as double.
   double gradient_norm();
-  /// Full tensors in `dtype`, gathered unit by unit (every rank calls; each gets them all). Tied ones once.
+  /// Full tensors in `dtype`, gathered unit by unit over shards, tensor ranks and stages (every rank of a copy calls;
+  /// each gets them all). Tied ones once.
   TensorMap gather_weights(at::ScalarType dtype);
   /// The same for a reader that is done before the parameters change again: where one rank holds everything in the
   /// parameter dtype, these are the tensors that the next forward computes with, and nothing is copied.
@@ -90,6 +99,8 @@ class FullyShardedDecoder : public UnitRunner {
   int64_t peak_gathered_bytes() const;
   void reset_peak_gathered_bytes();
   const Decoder& decoder() const;
+  const ParallelPlan& plan() const;
+  /// Those over which the shards lie.
   Collectives& collectives();
 
  private:

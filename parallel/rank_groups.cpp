@@ -4,34 +4,51 @@
 
 namespace troupe {
 
-RankGroups::RankGroups(std::unique_ptr<Collectives> world, std::unique_ptr<Collectives> shards,
-                       std::unique_ptr<Collectives> replicas)
-    : world_(std::move(world)), shards_(std::move(shards)), replicas_(std::move(replicas)) {}
+RankGroups::RankGroups(MeshDegrees degrees, int rank, ByName groups)
+    : mesh_(degrees), place_(mesh_.place(rank)), groups_(std::move(groups)) {}
 
-void RankGroups::abort(const std::string& reason) const {
-  for (const auto* group : {&world_, &shards_, &replicas_}) {
-    if (*group != nullptr) (*group)->abort(reason);
-  }
+RankGroups::RankGroups(Collectives& collectives)
+    : mesh_({.shard = collectives.size()}), place_(mesh_.place(collectives.rank())) {
+  const std::shared_ptr<Collectives> shared(std::shared_ptr<void>(), &collectives);
+  for (const char* name : {"world", "losses", "shards", "copy"}) groups_[name] = shared;
 }
 
-std::vector<RankGroups> make_thread_groups(int num_replicas, int num_shards, std::chrono::milliseconds timeout) {
-  require(num_replicas > 0 && num_shards > 0, "a group of ", num_replicas, " replicas of ", num_shards, " shards");
-  auto world = make_thread_collectives(num_replicas * num_shards, timeout);
-  std::vector<RankGroups> ranks;
-  if (num_replicas == 1) {
-    for (auto& rank : world) ranks.emplace_back(std::move(rank));
-    return ranks;
+Collectives* RankGroups::find(const std::string& name) const {
+  const auto found = groups_.find(name);
+  return found == groups_.end() || found->second->size() == 1 ? nullptr : found->second.get();
+}
+
+RankGroups RankGroups::without_replicas() const {
+  auto degrees = this->degrees();
+  degrees.shard *= std::exchange(degrees.replicate, 1);
+  auto groups = groups_;
+  groups["shards"] = groups_.at("losses");
+  groups["copy"] = groups_.at("world");
+  groups.erase("replicas");
+  return {degrees, world().rank(), std::move(groups)};
+}
+
+void RankGroups::abort(const std::string& reason) const {
+  for (const auto& [name, group] : groups_) group->abort(reason);
+}
+
+std::vector<RankGroups> make_thread_groups(const MeshDegrees& degrees, std::chrono::milliseconds timeout) {
+  std::vector<RankGroups::ByName> by_rank(static_cast<size_t>(degrees.num_ranks()));
+  // Dimensions with the same members share one group.
+  std::map<std::vector<int>, std::vector<std::shared_ptr<Collectives>>> made;
+  for (const auto& group : Mesh(degrees).groups()) {
+    auto& ranks = made[group.members];
+    if (ranks.empty()) {
+      for (auto& rank : make_thread_collectives(static_cast<int>(group.members.size()), timeout))
+        ranks.push_back(std::move(rank));
+    }
+    for (size_t member = 0; member < group.members.size(); ++member)
+      by_rank[static_cast<size_t>(group.members[member])][group.name] = ranks[member];
   }
-  std::vector<std::vector<std::unique_ptr<Collectives>>> by_replica, by_shard;
-  for (int replica = 0; replica < num_replicas; ++replica)
-    by_replica.push_back(make_thread_collectives(num_shards, timeout));
-  for (int shard = 0; shard < num_shards; ++shard) by_shard.push_back(make_thread_collectives(num_replicas, timeout));
-  for (size_t rank = 0; rank < world.size(); ++rank) {
-    const auto replica = rank / static_cast<size_t>(num_shards), shard = rank % static_cast<size_t>(num_shards);
-    ranks.emplace_back(std::move(world[rank]), std::move(by_replica[replica][shard]),
-                       std::move(by_shard[shard][replica]));
-  }
-  return ranks;
+  std::vector<RankGroups> result;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank)
+    result.emplace_back(degrees, static_cast<int>(rank), std::move(by_rank[rank]));
+  return result;
 }
 
 }  // namespace troupe

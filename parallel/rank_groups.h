@@ -1,35 +1,51 @@
-// The data-parallel groups of one rank. Hybrid sharding makes replicas that each shard the whole model:
-//
-//   rank = replica * num_shards + shard       world:    all ranks (losses, counts: whatever data parallelism adds up)
-//                                             shards:   the ranks of one replica (parameters, reduce-scatter)
-//                                             replicas: the ranks that hold the same shard (gradients are summed again)
+// The groups of one rank of the mesh (parallel/mesh.h says who is in which).
 #pragma once
 
 #include "parallel/collectives.h"
+#include "parallel/mesh.h"
 
 namespace troupe {
 
 class RankGroups {
  public:
-  /// Without `shards` the whole world is one replica.
-  explicit RankGroups(std::unique_ptr<Collectives> world, std::unique_ptr<Collectives> shards = nullptr,
-                      std::unique_ptr<Collectives> replicas = nullptr);
+  using ByName = std::map<std::string, std::shared_ptr<Collectives>>;  // as Mesh::groups names them
+  RankGroups(MeshDegrees degrees, int rank, ByName groups);
+  /// One copy of the model, sharded over the ranks of `collectives`, which must outlive this.
+  explicit RankGroups(Collectives& collectives);
 
-  Collectives& world() const { return *world_; }
-  Collectives& shards() const { return shards_ == nullptr ? *world_ : *shards_; }
-  /// Null where there is one replica.
-  Collectives* replicas() const { return replicas_.get(); }
-  int num_replicas() const { return world().size() / shards().size(); }
-  /// What one replica does for all: checkpoints, exports, publication.
-  bool is_first_replica() const { return world().rank() < shards().size(); }
+  const MeshDegrees& degrees() const { return mesh_.degrees(); }
+  const MeshPlace& place() const { return place_; }
+
+  Collectives& world() const { return *groups_.at("world"); }
+  Collectives& losses() const { return *groups_.at("losses"); }
+  Collectives& shards() const { return *groups_.at("shards"); }
+  Collectives& copy() const { return *groups_.at("copy"); }
+  /// Null where the dimension has one rank.
+  Collectives* replicas() const { return find("replicas"); }
+  Collectives* context() const { return find("context"); }
+  Collectives* tensor() const { return find("tensor"); }
+  Collectives* pipeline() const { return find("pipeline"); }
+  Collectives* tied() const { return find("tied"); }  // null also between the first and the last stage
+
+  /// Whose rows this rank works on; context, tensor and pipeline neighbours share them.
+  int data_rank() const { return place_.replicate * degrees().shard + place_.shard; }
+  int num_data_ranks() const { return degrees().num_data_ranks(); }
+  /// What one copy does for all: checkpoints, exports, publication.
+  bool is_first_replica() const { return place_.replicate == 0; }
+  /// The same ranks with the replicas as further shards: for models without gradients.
+  RankGroups without_replicas() const;
   /// Ends the peers of every group; they end theirs in turn.
   void abort(const std::string& reason) const;
 
  private:
-  std::unique_ptr<Collectives> world_, shards_, replicas_;
+  Collectives* find(const std::string& name) const;
+
+  Mesh mesh_;
+  MeshPlace place_;
+  ByName groups_;
 };
 
 /// Ranks as threads of this process; element r belongs to rank r.
-std::vector<RankGroups> make_thread_groups(int num_replicas, int num_shards, std::chrono::milliseconds timeout);
+std::vector<RankGroups> make_thread_groups(const MeshDegrees& degrees, std::chrono::milliseconds timeout);
 
 }  // namespace troupe

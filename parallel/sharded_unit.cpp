@@ -5,12 +5,16 @@
 
 namespace troupe {
 
-ShardedUnit::ShardedUnit(std::vector<ParameterSpec> specs, Options options) : options_(options) {
+ShardedUnit::ShardedUnit(const std::vector<ParameterSpec>& wholes, const ParallelPlan& plan, Options options)
+    : options_(options) {
   int64_t numel = 0;
-  for (auto& spec : specs) {
-    Parameter parameter{std::move(spec), numel, 0};
+  for (const auto& whole : wholes) {
+    Parameter parameter{whole, whole.shape, plan.part(whole), numel, 0};
+    parameter.spec.shape = parameter.part.box.size;
     parameter.numel = c10::multiply_integers(parameter.spec.shape);
     numel += parameter.numel;
+    const bool sums_over_tied = parameter.part.sums_over_tied && options_.tied != nullptr;
+    sums_parts_ = sums_parts_ || parameter.part.sums_over_tensor || sums_over_tied;
     parameters_.push_back(std::move(parameter));
   }
   const int64_t size = options_.collectives->size();
@@ -94,9 +98,42 @@ void ShardedUnit::add_gradient(size_t index, const Tensor& gradient) {
   accumulate_gradient(place, gradient, false);
 }
 
+void ShardedUnit::sum_parts(const std::string& label) {
+  struct Place {
+    Tensor gradient, in_sum;  // of one parameter: here, and where it lies in the sum
+  };
+  std::vector<Place> places;
+  int64_t numel = 0;
+  for (const auto& parameter : parameters_)
+    if (parameter.part.sums_over_tensor) numel += c10::multiply_integers(parameter.whole_shape);
+  const Tensor sum = at::zeros({numel}, unreduced_.options());
+  numel = 0;
+  for (const auto& parameter : parameters_) {
+    if (!parameter.part.sums_over_tensor) continue;
+    // Ranks that hold different parts (repeated key heads) each add to their own place in the whole.
+    const auto whole_numel = c10::multiply_integers(parameter.whole_shape);
+    Tensor in_sum = sum.narrow(0, numel, whole_numel).view(parameter.whole_shape);
+    const auto& box = parameter.part.box;
+    for (size_t i = 0; i < box.start.size(); ++i)
+      in_sum = in_sum.narrow(static_cast<int64_t>(i), box.start[i], box.size[i]);
+    places.push_back({unreduced_.narrow(0, parameter.begin, parameter.numel).view(parameter.spec.shape), in_sum});
+    places.back().in_sum.copy_(places.back().gradient);
+    numel += whole_numel;
+  }
+  if (numel > 0) {
+    Tensor total = sum;
+    options_.tensor->all_reduce(total, label + " over tensor ranks");
+    for (const auto& place : places) place.gradient.copy_(place.in_sum);
+  }
+  const bool is_tied = std::any_of(parameters_.begin(), parameters_.end(),
+                                   [](const Parameter& parameter) { return parameter.part.sums_over_tied; });
+  if (is_tied && options_.tied != nullptr) options_.tied->all_reduce(unreduced_, label + " over tied stages");
+}
+
 void ShardedUnit::reduce(const std::string& label) {
   if (!unreduced_.defined()) return;
   at::NoGradGuard no_grad;
+  if (sums_parts_) sum_parts(label);
   const auto wire = unreduced_.to(options_.reduce_dtype);
   unreduced_.reset();
   Tensor reduced;
@@ -109,6 +146,13 @@ void ShardedUnit::reduce(const std::string& label) {
   if (options_.replicas != nullptr && options_.replicas->size() > 1) options_.replicas->all_reduce(reduced, label);
   accumulate_gradient(shard_gradient_, reduced, shard_fresh_);
   shard_fresh_ = false;
+}
+
+void ShardedUnit::reduce_rest(const std::string& label) {
+  const bool is_tied = options_.tied != nullptr && std::any_of(parameters_.begin(), parameters_.end(),
+                                                               [](const auto& p) { return p.part.sums_over_tied; });
+  if (is_tied && !unreduced_.defined()) unreduced_ = at::zeros({padded_numel()}, shard_.options());
+  reduce(label);
 }
 
 void ShardedUnit::complete_gradient() {

@@ -9,6 +9,7 @@
 #include "models/config.h"
 #include "models/torch.h"
 #include "parallel/collectives.h"
+#include "parallel/plan.h"
 
 namespace troupe {
 
@@ -18,14 +19,19 @@ class ShardedUnit {
     at::ScalarType parameter_dtype = at::kFloat, reduce_dtype = at::kFloat;
     at::Device device = at::kCPU;
     Collectives* collectives = nullptr;
-    Collectives* replicas = nullptr;  // may be null
+    Collectives* replicas = nullptr;  // may be null, as the two below
+    Collectives* tensor = nullptr;    // for parameters whose part says that its gradient sums over them
+    Collectives* tied = nullptr;
   };
   struct Parameter {
-    ParameterSpec spec;
+    ParameterSpec spec;                // of this rank's part
+    std::vector<int64_t> whole_shape;  // of which it is `part`
+    ParameterPart part;
     int64_t begin = 0, numel = 0;  // elements in the flat buffer
   };
 
-  ShardedUnit(std::vector<ParameterSpec> specs, Options options);
+  /// `wholes`: the unit's parameters; `plan` says which part of each is this rank's.
+  ShardedUnit(const std::vector<ParameterSpec>& wholes, const ParallelPlan& plan, Options options);
 
   // -- parameters --
   const std::vector<Parameter>& parameters() const { return parameters_; }
@@ -58,6 +64,8 @@ class ShardedUnit {
   bool has_unreduced() const { return unreduced_.defined(); }
   /// Reduce-scatters what was added since the last call and adds it to the shard's gradient.
   void reduce(const std::string& label);
+  /// At the end of a step: also where nothing was added, if other ranks wait for this rank's part of a sum.
+  void reduce_rest(const std::string& label);
   /// Parameters that got no gradient since zero_gradient become zero.
   void complete_gradient();
   void zero_gradient();
@@ -65,13 +73,16 @@ class ShardedUnit {
 
  private:
   int64_t padded_numel() const { return shard_numel_ * options_.collectives->size(); }
-  bool is_alone() const { return options_.collectives->size() == 1 && options_.replicas == nullptr; }
+  bool is_alone() const { return options_.collectives->size() == 1 && options_.replicas == nullptr && !sums_parts_; }
+  /// Adds up the gradients of which other tensor ranks or the other end of the pipeline have parts.
+  void sum_parts(const std::string& label);
   void allocate_flat();
 
   Options options_;
   std::vector<Parameter> parameters_;
   int64_t shard_numel_ = 0;
-  bool alias_ = false;  // leaves are views of the shard
+  bool sums_parts_ = false;  // some gradient is a part of a sum
+  bool alias_ = false;       // leaves are views of the shard
   bool gathered_ = false, stale_ = true;
   Tensor shard_, shard_gradient_;
   Tensor flat_;

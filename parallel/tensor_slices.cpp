@@ -43,33 +43,21 @@ std::vector<TensorBox> boxes_of_range(const std::vector<int64_t>& shape, int64_t
   return boxes;
 }
 
-void for_each_run(const std::vector<int64_t>& shape, const TensorBox& box,
-                  const std::function<void(int64_t flat, int64_t in_box, int64_t length)>& visit) {
-  // Trailing dimensions that the box covers whole run on into one another; the one before them is cut once.
-  size_t dim = shape.size();
-  int64_t length = 1, covered = 1;
-  while (dim > 0) {
-    --dim;
-    length = covered * box.size[dim];
-    if (box.size[dim] != shape[dim]) break;
-    covered *= shape[dim];
+std::vector<TensorBox> boxes_in_part(const TensorBox& part, int64_t begin, int64_t end) {
+  auto boxes = boxes_of_range(part.size, begin, end);
+  for (auto& box : boxes)
+    for (size_t i = 0; i < part.start.size(); ++i) box.start[i] += part.start[i];
+  return boxes;
+}
+
+std::optional<TensorBox> intersection(const TensorBox& a, const TensorBox& b) {
+  auto common = a;
+  for (size_t i = 0; i < a.start.size(); ++i) {
+    common.start[i] = std::max(a.start[i], b.start[i]);
+    common.size[i] = std::min(a.start[i] + a.size[i], b.start[i] + b.size[i]) - common.start[i];
+    if (common.size[i] <= 0) return std::nullopt;
   }
-  int64_t num_runs = 1;
-  for (size_t i = 0; i < dim; ++i) num_runs *= box.size[i];
-  if (length == 0) return;
-  for (int64_t run = 0; run < num_runs; ++run) {
-    int64_t rest = run, flat = 0, stride = 1;
-    for (size_t i = shape.size(); i-- > 0;) {
-      int64_t index = box.start[i];
-      if (i < dim) {
-        index += rest % box.size[i];
-        rest /= box.size[i];
-      }
-      flat += index * stride;
-      stride *= shape[i];
-    }
-    visit(flat, run * length, length);
-  }
+  return common;
 }
 
 }  // namespace troupe

@@ -1,8 +1,8 @@
-// Slices of a tensor as boxes (start and size by dimension), and the runs of consecutive elements that they cover.
+// Slices of a tensor as boxes: start and size by dimension.
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <optional>
 #include <vector>
 
 namespace troupe {
@@ -16,8 +16,10 @@ struct TensorBox {
 /// of a matrix is at most three: the rest of a row, whole rows, the begin of a row.
 std::vector<TensorBox> boxes_of_range(const std::vector<int64_t>& shape, int64_t begin, int64_t end);
 
-/// Calls visit(flat index in the whole tensor, index in the box, length) for each run of consecutive elements.
-void for_each_run(const std::vector<int64_t>& shape, const TensorBox& box,
-                  const std::function<void(int64_t flat, int64_t in_box, int64_t length)>& visit);
+/// The same for elements of a part of a tensor, flattened by itself; boxes are of the whole tensor.
+std::vector<TensorBox> boxes_in_part(const TensorBox& part, int64_t begin, int64_t end);
+
+/// What two boxes have in common; none where they do not meet.
+std::optional<TensorBox> intersection(const TensorBox& a, const TensorBox& b);
 
 }  // namespace troupe

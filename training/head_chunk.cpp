@@ -1,4 +1,4 @@
-// The three forms of a head chunk.
+// The forms of a head chunk.
 #include "training/head_chunk.h"
 
 #include "models/kernels/training_ops.h"
@@ -163,9 +163,66 @@ class PlainChunk : public HeadChunk {
   double inverse_temperature_;
 };
 
+/// A part of the vocabulary, by plain tensor operations: each rank's largest score, sum of exponentials, their mean and
+/// the target's score are enough to know the whole softmax.
+class SplitChunk : public HeadChunk {
+ public:
+  SplitChunk(const Tensor& weight, double temperature, const VocabularySplit& split)
+      : wide_weight_(weight.to(weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat)),
+        type_(weight.scalar_type()),
+        inverse_temperature_(1 / temperature),
+        split_(split) {}
+
+  void forward(const Tensor& hidden, const Tensor& targets, const Tensor& log_prob, const Tensor& entropy) override {
+    constexpr double kNothing = -1e30;  // below every score; finite, so that 0 * (it - largest) is 0
+    scores_ = at::mm(hidden.to(wide_weight_.scalar_type()), wide_weight_.t()).mul_(inverse_temperature_);
+    const int64_t num_rows = scores_.size(0), num_own = scores_.size(1);
+    const Tensor local = targets - split_.begin;
+    is_own_ = local.ge(0).logical_and(local.lt(num_own)).unsqueeze(1);
+    local_targets_ = local.clamp(0, std::max<int64_t>(num_own - 1, 0)).unsqueeze(1);
+    Tensor own = at::zeros({4, num_rows}, scores_.options());
+    own[0].fill_(kNothing);
+    if (num_own > 0) {
+      own[0].copy_(scores_.amax(1));
+      const Tensor below = scores_ - own[0].unsqueeze(1), exponentials = below.exp();
+      own[1].copy_(exponentials.sum(1));
+      own[2].copy_((exponentials * below).sum(1));
+      own[3].copy_(scores_.gather(1, local_targets_).masked_fill(is_own_.logical_not(), 0).squeeze(1));
+    }
+    Tensor all = at::empty({split_.ranks->size(), 4, num_rows}, own.options());
+    split_.ranks->all_gather(all, own, "softmax over the tensor ranks");
+    const auto of_ranks = [&](int64_t number) { return all.select(1, number); };
+    const Tensor largest = of_ranks(0).amax(0), below = of_ranks(0) - largest, share = below.exp();
+    const Tensor sum = (of_ranks(1) * share).sum(0);
+    const Tensor mean_below = ((of_ranks(2) + of_ranks(1) * below) * share).sum(0) / sum;
+    log_sum_ = (largest + sum.log()).unsqueeze(1);
+    entropy_ = (sum.log() - mean_below).unsqueeze(1);
+    log_prob.copy_(of_ranks(3).sum(0) - log_sum_.squeeze(1));
+    entropy.copy_(entropy_.squeeze(1));
+  }
+
+  Tensor backward(const Tensor& d_log_prob, const Tensor& d_entropy) override {
+    const Tensor log_p = scores_ - log_sum_, p = log_p.exp();
+    Tensor gradient = p * (-d_log_prob).unsqueeze(1);
+    if (d_entropy.defined()) gradient -= p * (log_p + entropy_) * d_entropy.unsqueeze(1);
+    if (gradient.size(1) > 0)
+      gradient.scatter_add_(1, local_targets_,
+                            d_log_prob.to(gradient.scalar_type()).unsqueeze(1).masked_fill(is_own_.logical_not(), 0));
+    return gradient.mul_(inverse_temperature_).to(type_).t();
+  }
+
+ private:
+  Tensor wide_weight_, scores_, local_targets_, is_own_, log_sum_, entropy_;
+  at::ScalarType type_;
+  double inverse_temperature_;
+  VocabularySplit split_;
+};
+
 }  // namespace
 
-std::unique_ptr<HeadChunk> make_head_chunk(const Tensor& weight_VD, double temperature, int64_t num_chunk_rows) {
+std::unique_ptr<HeadChunk> make_head_chunk(const Tensor& weight_VD, double temperature, int64_t num_chunk_rows,
+                                           const VocabularySplit& split) {
+  if (split.ranks != nullptr) return std::make_unique<SplitChunk>(weight_VD, temperature, split);
   if (!kernels::has_training_kernels(weight_VD)) return std::make_unique<PlainChunk>(weight_VD, temperature);
   const bool panels = weight_VD.scalar_type() == at::kBFloat16 && kernels::training_kernels().head.multiply != nullptr;
   if (panels && weight_VD.size(1) % 2 == 0 && weight_VD.is_contiguous()) {

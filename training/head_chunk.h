@@ -5,8 +5,15 @@
 #pragma once
 
 #include "models/torch.h"
+#include "parallel/collectives.h"
 
 namespace troupe {
+
+/// The head's rows spread over tensor ranks: this rank has those of tokens [begin, begin + rows).
+struct VocabularySplit {
+  Collectives* ranks = nullptr;  // null: one rank has all
+  int64_t begin = 0;
+};
 
 class HeadChunk {
  public:
@@ -20,7 +27,10 @@ class HeadChunk {
 };
 
 /// The fastest form for the weight [V, D]: panels with fp32 logits for bf16 (processors with bf16 products), rows in
-/// fp32 otherwise on the CPU, plain tensor operations elsewhere. Chunks have at most `num_chunk_rows` rows.
-std::unique_ptr<HeadChunk> make_head_chunk(const Tensor& weight_VD, double temperature, int64_t num_chunk_rows);
+/// fp32 otherwise on the CPU, plain tensor operations elsewhere. Chunks have at most `num_chunk_rows` rows. With a
+/// split every rank gives the same hidden states and whole-vocabulary targets and gets the same values; four numbers a
+/// row travel, never logits; the gradient is of this rank's logits alone.
+std::unique_ptr<HeadChunk> make_head_chunk(const Tensor& weight_VD, double temperature, int64_t num_chunk_rows,
+                                           const VocabularySplit& split = {});
 
 }  // namespace troupe

@@ -9,13 +9,20 @@
 
 namespace troupe {
 
-Learner::Implementation::Implementation(const ModelConfig& config, Collectives& collectives, Collectives& shards,
-                                        Collectives* replicas, LearnerOptions options)
+namespace {
+
+ParallelOptions with_recompute(ParallelOptions options, const std::string& mode) {
+  options.recompute = parse_recompute_mode(mode);
+  return options;
+}
+
+}  // namespace
+
+Learner::Implementation::Implementation(const ModelConfig& config, const RankGroups& groups, LearnerOptions options)
     : config_(config),
-      collectives_(collectives),
       options_(std::move(options)),
-      decoder_(config),
-      model_(decoder_, shards, options_.sharding, replicas),
+      groups_(groups),
+      model_(config, groups, with_recompute(options_.parallel, options_.activation_checkpoint)),
       kl_coefficient_(options_.algorithm.kl_coefficient, options_.algorithm.kl_target, options_.algorithm.kl_horizon) {
   if (options_.deterministic) {
     // Process-wide: torch takes kernels that add in a fixed order, and refuses what has none.
@@ -31,26 +38,33 @@ Learner::Implementation::Implementation(const ModelConfig& config, Collectives& 
         options_.num_tokens_per_microbatch, "must be above 0");
   require(options_.log_prob_vocab_size >= 0 && options_.log_prob_vocab_size <= config.vocab_size, "the tokenizer has ",
           options_.log_prob_vocab_size, " tokens, the model's vocabulary ", config.vocab_size);
-  const auto mode = parse_recompute_mode(options_.activation_checkpoint);
-  if (mode != RecomputeMode::kNone) {
-    recompute_ = std::make_unique<RecomputeRunner>(model_, mode, config.num_hidden_layers);
+  if (options_.peak_flops < 0) {
+    const auto& sharding = options_.parallel.sharding;
+    options_.peak_flops = measure_flops(sharding.parameter_dtype, sharding.device) * groups_.world().size();
   }
-  if (options_.peak_flops < 0)
-    options_.peak_flops =
-        measure_flops(options_.sharding.parameter_dtype, options_.sharding.device) * collectives_.size();
-  optimizer_ = make_optimizer(options_.optimizer, model_.shards(), model_.pieces(), decoder_.specs());
+  auto& sharded = model_.sharded();
+  optimizer_ = make_optimizer(options_.optimizer, sharded.shards(), sharded.pieces(), parameter_specs(config));
 }
 
-Learner::Implementation::Update Learner::Implementation::update(int64_t num_rows, MetricSums& sums,
-                                                                const std::function<void(int64_t row)>& run_row) {
+Learner::Implementation::Update Learner::Implementation::update(const std::vector<LearnerRow>& rows, MetricSums& sums,
+                                                                const RowLoss& loss_of) {
   Update result;
   result.lr = scheduled_learning_rate(options_.schedule, options_.optimizer.lr, step_);
   const Stopwatch forward_backward;
-  model_.zero_gradients();
-  for (int64_t row = 0; row < num_rows; ++row) run_row(row);
-  model_.finish_backward();
-  sums.join(collectives_, options_.sharding.device, "metrics");
-  result.grad_norm = model_.gradient_norm();
+  auto& sharded = model_.sharded();
+  sharded.zero_gradients();
+  const auto fillers = make_fillers(rows);
+  const auto row_at = [&](size_t row) -> const LearnerRow& {
+    return row < rows.size() ? rows[row] : fillers[row - rows.size()];
+  };
+  model_.train(
+      rows.size() + fillers.size(), [&](size_t row) -> const ModelRow& { return row_at(row).model; },
+      [&](size_t row, const Tensor& hidden_TD) {
+        return loss_of(row_at(row), hidden_TD.index_select(0, row_at(row).predictors_N));
+      });
+  sharded.finish_backward();
+  join(sums);
+  result.grad_norm = sharded.gradient_norm();
   result.forward_backward_s = forward_backward.seconds();
 
   const Stopwatch optimizer;
@@ -59,7 +73,7 @@ Learner::Implementation::Update Learner::Implementation::update(int64_t num_rows
   if (result.is_skipped) {
     const auto what =
         concat("optimizer step ", step_ + 1, " skipped: loss ", loss, ", gradient norm ", result.grad_norm);
-    if (collectives_.rank() == 0) log::warning(what);
+    if (groups_.world().rank() == 0) log::warning(what);
     ++num_skipped_in_a_row_;
     require(num_skipped_in_a_row_ < options_.skip_nonfinite_steps, what, "; ", num_skipped_in_a_row_,
             " in a row (training.skip_nonfinite_steps)");
@@ -68,41 +82,101 @@ Learner::Implementation::Update Learner::Implementation::update(int64_t num_rows
   num_skipped_in_a_row_ = 0;
   const bool is_clipped = options_.max_norm > 0 && result.grad_norm > options_.max_norm;
   optimizer_->update(result.lr, is_clipped ? options_.max_norm / result.grad_norm : 1, step_ + 1);
-  model_.parameters_changed();
+  sharded.parameters_changed();
   ++step_;
   result.optimizer_s = optimizer.seconds();
   return result;
 }
 
-Tensor Learner::Implementation::predicting_hidden(const RowTensors& row, const PackedLayout& layout) {
-  const auto hidden_TD =
-      recompute_ ? decoder_.forward(row.tokens_T, layout, *recompute_) : model_.forward(row.tokens_T, layout);
-  return hidden_TD.index_select(0, row.predictors_N);
+void Learner::Implementation::evaluate(
+    ParallelModel& model, const std::vector<LearnerRow>& rows, MetricSums& sums,
+    const std::function<void(const LearnerRow& row, const Tensor& hidden_ND)>& work) {
+  model.evaluate(
+      rows.size(), [&](size_t row) -> const ModelRow& { return rows[row].model; },
+      [&](size_t row, const Tensor& hidden_TD) { work(rows[row], hidden_TD.index_select(0, rows[row].predictors_N)); });
+  join(sums);
+}
+
+void Learner::Implementation::join(MetricSums& sums) {
+  const auto device = options_.parallel.sharding.device;
+  if (model_.has_last_stage()) sums.join(groups_.losses(), device, "metrics");
+  if (groups_.pipeline() == nullptr) return;
+  const auto& plan = model_.plan();
+  sums.share(*groups_.pipeline(), plan.owner(plan.num_units() - 1), device, "metrics of the last stage");
+}
+
+LearnerRow Learner::Implementation::make_row(PackedRow packed) const {
+  const auto device = options_.parallel.sharding.device;
+  LearnerRow row;
+  row.own = packed;
+  const auto keep = [&](auto& values) {
+    for (size_t n = 0; n < row.kept.size(); ++n)
+      if (!values.empty()) values[n] = values[static_cast<size_t>(row.kept[n])];
+    if (!values.empty()) values.resize(row.kept.size());
+  };
+  for (size_t n = 0; n < packed.predictors.size(); ++n) {
+    auto& predictor = row.own.predictors[n];
+    predictor = model_.local_place(packed.layout.num_tokens, predictor);
+    if (predictor >= 0) row.kept.push_back(static_cast<int64_t>(n));
+  }
+  keep(row.own.predictors);
+  keep(row.own.targets);
+  keep(row.own.samples);
+  keep(row.own.token_indices);
+  row.model = {at::tensor(packed.tokens, at::kLong).to(device), packed.layout};
+  row.predictors_N = at::tensor(row.own.predictors, at::kLong).to(device);
+  row.targets_N = at::tensor(row.own.targets, at::kLong).to(device);
+  row.whole = std::move(packed);
+  return row;
+}
+
+std::vector<LearnerRow> Learner::Implementation::make_rows(const std::vector<PackedRow>& rows) const {
+  std::vector<LearnerRow> made;
+  for (const auto& row : rows) made.push_back(make_row(row));
+  return made;
+}
+
+std::vector<LearnerRow> Learner::Implementation::make_fillers(const std::vector<LearnerRow>& rows) const {
+  std::vector<LearnerRow> fillers;
+  const auto multiple = static_cast<size_t>(model_.row_multiple());
+  if (rows.size() % multiple == 0) return fillers;
+  auto shortest = std::min_element(rows.begin(), rows.end(), [](const LearnerRow& a, const LearnerRow& b) {
+                    return a.whole.layout.num_tokens < b.whole.layout.num_tokens;
+                  })->whole;
+  shortest.is_filler = true;
+  while ((rows.size() + fillers.size()) % multiple != 0) fillers.push_back(make_row(shortest));
+  return fillers;
+}
+
+Tensor Learner::Implementation::whole_row(const LearnerRow& row, const Tensor& values_N) const {
+  if (groups_.context() == nullptr) return values_N;
+  const auto places = at::tensor(row.kept, at::kLong).to(values_N.device());
+  const auto whole = values_N.new_zeros({static_cast<int64_t>(row.whole.targets.size())});
+  return model_.sum_over_context(whole.index_add(0, places, values_N));
 }
 
 Tensor Learner::Implementation::scores(const Tensor& hidden_ND) {
   require(config_.num_labels == 1, "scores need a model with one label, not a language model");
-  return at::mv(hidden_ND.to(at::kFloat), model_.head_weight().to(at::kFloat).view({-1}));
-}
-
-RowTensors Learner::Implementation::to_tensors(const PackedRow& row) const {
-  const auto device = options_.sharding.device;
-  return {at::tensor(row.tokens, at::kLong).to(device), at::tensor(row.predictors, at::kLong).to(device),
-          at::tensor(row.targets, at::kLong).to(device)};
+  return model_.scores(hidden_ND, head_weight());
 }
 
 LogProbOptions Learner::Implementation::log_prob_options(double temperature) const {
   LogProbOptions result;
   result.temperature = temperature;
   result.vocab_size = options_.log_prob_vocab_size;
+  if (groups_.tensor() == nullptr) return result;
+  result.split = {groups_.tensor(), model_.plan().vocabulary_begin()};
+  if (result.vocab_size == 0) result.vocab_size = config_.vocab_size;
   return result;
 }
 
-void Learner::Implementation::count_row(MetricSums& sums, const PackedLayout& layout, int64_t num_predicted,
-                                        bool is_filler) const {
-  sums.add("row_tokens", static_cast<double>(layout.num_tokens));
-  sums.add("filler_tokens", is_filler ? static_cast<double>(layout.num_tokens) : 0);
-  sums.add("flops", is_filler ? 0 : training_flops(config_, layout, num_predicted));
+void Learner::Implementation::count_row(MetricSums& sums, const PackedRow& row) const {
+  const double share = model_.speaks_for_row() ? 1 : 0;
+  const auto num_tokens = share * static_cast<double>(row.layout.num_tokens);
+  sums.add("row_tokens", num_tokens);
+  sums.add("filler_tokens", row.is_filler ? num_tokens : 0);
+  sums.add("flops",
+           row.is_filler ? 0 : share * training_flops(config_, row.layout, static_cast<int64_t>(row.targets.size())));
 }
 
 void Learner::Implementation::report(Metrics& metrics, const MetricSums& sums, const Update& update) const {
@@ -120,22 +194,18 @@ void Learner::Implementation::report(Metrics& metrics, const MetricSums& sums, c
 }
 
 Learner::Learner(const ModelConfig& config, const RankGroups& groups, LearnerOptions options)
-    : implementation_(std::make_unique<Implementation>(config, groups.world(), groups.shards(), groups.replicas(),
-                                                       std::move(options))) {}
+    : implementation_(std::make_unique<Implementation>(config, groups, std::move(options))) {}
 Learner::Learner(const ModelConfig& config, Collectives& collectives, LearnerOptions options)
-    : implementation_(std::make_unique<Implementation>(config, collectives, collectives, nullptr, std::move(options))) {
-}
+    : Learner(config, RankGroups(collectives), std::move(options)) {}
 Learner::~Learner() = default;
 
-void Learner::load(const ReadTensor& read) { implementation_->model_.load(read); }
+void Learner::load(const ReadTensor& read) { implementation_->model_.sharded().load(read); }
 void Learner::load_reference(const ModelConfig& config, const ReadTensor& read) {
   auto& self = *implementation_;
   require(config.vocab_size == self.config_.vocab_size, "the reference has a vocabulary of ", config.vocab_size,
           ", the model one of ", self.config_.vocab_size);
-  self.reference_decoder_ = std::make_unique<Decoder>(config);
-  self.reference_ =
-      std::make_unique<FullyShardedDecoder>(*self.reference_decoder_, self.collectives_, self.options_.sharding);
-  self.reference_->load(read);
+  self.reference_ = std::make_unique<ParallelModel>(config, self.groups_.without_replicas(), self.options_.parallel);
+  self.reference_->sharded().load(read);
 }
 int64_t Learner::step() const { return implementation_->step_; }
 double Learner::learning_rate() const {
@@ -144,9 +214,14 @@ double Learner::learning_rate() const {
 }
 double Learner::kl_coefficient() const { return implementation_->kl_coefficient_.value(); }
 void Learner::set_kl_coefficient(double value) { implementation_->kl_coefficient_.set(value); }
-TensorMap Learner::gather_weights(at::ScalarType dtype) { return implementation_->model_.gather_weights(dtype); }
-TensorMap Learner::borrow_weights(at::ScalarType dtype) { return implementation_->model_.borrow_weights(dtype); }
-FullyShardedDecoder& Learner::model() { return implementation_->model_; }
+TensorMap Learner::gather_weights(at::ScalarType dtype) {
+  return implementation_->model_.sharded().gather_weights(dtype);
+}
+TensorMap Learner::borrow_weights(at::ScalarType dtype) {
+  return implementation_->model_.sharded().borrow_weights(dtype);
+}
+FullyShardedDecoder& Learner::model() { return implementation_->model_.sharded(); }
+const Pipeline* Learner::pipeline() const { return implementation_->model_.pipeline(); }
 std::map<std::string, std::vector<Tensor>> Learner::optimizer_state() { return implementation_->optimizer_->state(); }
 nlohmann::json Learner::state() const {
   const auto& self = *implementation_;

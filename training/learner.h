@@ -8,8 +8,7 @@
 
 #include "base/trajectory.h"
 #include "models/config.h"
-#include "parallel/fully_sharded.h"
-#include "parallel/rank_groups.h"
+#include "parallel/parallel_model.h"
 #include "training/algorithms.h"
 #include "training/documents.h"
 #include "training/lr_schedule.h"
@@ -29,8 +28,8 @@ struct LearnerOptions {
   int64_t max_context_length = 2048;
   int skip_nonfinite_steps = 3;                // so many in a row stop the run
   int64_t log_prob_vocab_size = 0;             // the tokenizer's real vocabulary; 0: the model's
-  std::string activation_checkpoint = "none";  // "none" "selective" "full"
-  FullyShardedOptions sharding;
+  std::string activation_checkpoint = "none";  // "none" "selective" "full"; fills parallel.recompute
+  ParallelOptions parallel;
   uint64_t seed = 0;
   bool deterministic = false;  // torch's deterministic algorithms, for the whole process from then on
   double peak_flops = 0;       // of all ranks together, per second; gives "mfu(%)"; below 0: measured
@@ -45,9 +44,10 @@ using PreferenceReference = std::map<uint64_t, std::pair<double, double>>;
 
 class Learner {
  public:
-  /// UsageError on impossible options. Hybrid sharding where the groups have replicas; the groups outlive the learner.
+  /// UsageError on impossible options, also where the model cannot be laid over the groups' mesh. The groups'
+  /// collectives outlive the learner. Context, tensor and pipeline neighbours are given the same data.
   Learner(const ModelConfig& config, const RankGroups& groups, LearnerOptions options);
-  /// One replica.
+  /// One copy of the model, sharded over all ranks.
   Learner(const ModelConfig& config, Collectives& collectives, LearnerOptions options);
   ~Learner();
   using ReadTensor = std::function<Tensor(const std::string& name)>;  // a full fp32 tensor by name
@@ -73,7 +73,7 @@ class Learner {
   /// the reward. Metrics "critic/...".
   Metrics train_values(const std::vector<Trajectory>& batch, double kl_coefficient);
 
-  /// One pre-training update: each rank gives its own rows; the denominator is the global count of targets. Throws
+  /// One pre-training update: each data rank gives its own rows; the denominator is the global count of targets. Throws
   /// Error where there is no target on any rank.
   Metrics train_language_model(const std::vector<LanguageModelBatch>& rows);
   /// Mean cross entropy without update, over all ranks' rows, however many each has (B097).
@@ -102,6 +102,8 @@ class Learner {
   /// See FullyShardedDecoder::borrow_weights.
   TensorMap borrow_weights(at::ScalarType dtype);
   FullyShardedDecoder& model();
+  /// Null with one pipeline stage.
+  const Pipeline* pipeline() const;
   /// Optimizer state by kind ("exp_avg", "exp_avg_sq"), one tensor a unit, shaped like the unit's shard; for
   /// checkpoints.
   std::map<std::string, std::vector<Tensor>> optimizer_state();

@@ -11,7 +11,6 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "models/recompute.h"
 #include "training/kl.h"
 #include "training/learner.h"
 #include "training/log_probs.h"
@@ -20,9 +19,14 @@
 
 namespace troupe {
 
-/// Trained tokens of one row as tensors on the model's device.
-struct RowTensors {
-  Tensor tokens_T, predictors_N, targets_N;
+/// One micro-batch as this rank sees it: the whole row, and those trained tokens whose predicting hidden state arrives
+/// at this rank (all of them, but for context parallel).
+struct LearnerRow {
+  PackedRow whole;
+  PackedRow own;              // the same row with these trained tokens alone; predictors count in its hidden states
+  std::vector<int64_t> kept;  // [N] their places among all trained tokens of the row
+  ModelRow model;
+  Tensor predictors_N, targets_N;
 };
 
 class Stopwatch {
@@ -34,41 +38,56 @@ class Stopwatch {
 };
 
 struct Learner::Implementation {
-  /// `collectives`: all data-parallel ranks; the model is sharded over `shards` and repeated over `replicas` (or null).
-  Implementation(const ModelConfig& config, Collectives& collectives, Collectives& shards, Collectives* replicas,
-                 LearnerOptions options);
+  Implementation(const ModelConfig& config, const RankGroups& groups, LearnerOptions options);
 
   struct Update {
     double grad_norm = 0, lr = 0;
     double forward_backward_s = 0, optimizer_s = 0;
     bool is_skipped = false;
   };
-  /// One optimizer step over `num_rows` micro-batches (the same number on every rank). `run_row` does forward and
-  /// backward of one and adds to `sums`, among it "loss". Joins the sums over ranks.
-  Update update(int64_t num_rows, MetricSums& sums, const std::function<void(int64_t row)>& run_row);
+  /// The loss of one row from the hidden states [N, D] that predict its own targets; adds to the sums, among it "loss".
+  using RowLoss = std::function<Tensor(const LearnerRow& row, const Tensor& hidden_ND)>;
+  /// One optimizer step over micro-batches, the same number on every rank. Joins the sums over ranks.
+  Update update(const std::vector<LearnerRow>& rows, MetricSums& sums, const RowLoss& loss);
+  /// Forward alone of every row, under the policy or the reference; joins the sums over ranks.
+  void evaluate(ParallelModel& model, const std::vector<LearnerRow>& rows, MetricSums& sums,
+                const std::function<void(const LearnerRow& row, const Tensor& hidden_ND)>& work);
+  /// Joins sums over ranks whose losses add up, and hands the last stage's to all.
+  void join(MetricSums& sums);
 
-  /// Hidden states [N, D] that predict the row's targets.
-  Tensor predicting_hidden(const RowTensors& row, const PackedLayout& layout);
+  LearnerRow make_row(PackedRow row) const;
+  std::vector<LearnerRow> make_rows(const std::vector<PackedRow>& rows) const;
+  /// Rows that count for nothing, where the pipeline's schedule takes a multiple of micro-batches.
+  std::vector<LearnerRow> make_fillers(const std::vector<LearnerRow>& rows) const;
+  /// This data rank's rows.
+  std::vector<LearnerRow> own_rows(const std::vector<std::vector<PackedRow>>& rows_by_rank) const {
+    return make_rows(rows_by_rank[static_cast<size_t>(groups_.data_rank())]);
+  }
+  Tensor head_weight() { return model_.sharded().head_weight(); }
+  /// Numbers of a row's own tokens -> of all its tokens, on every context rank. Differentiable.
+  Tensor whole_row(const LearnerRow& row, const Tensor& values_N) const;
   /// Scores [N] of a model with one label, in fp32.
   Tensor scores(const Tensor& hidden_ND);
-  RowTensors to_tensors(const PackedRow& row) const;
   LogProbOptions log_prob_options(double temperature) const;
-  /// Adds tokens and floating-point operations of a row.
-  void count_row(MetricSums& sums, const PackedLayout& layout, int64_t num_predicted, bool is_filler) const;
+  /// Adds tokens and floating-point operations of a row, once for all ranks that share it.
+  void count_row(MetricSums& sums, const PackedRow& row) const;
   /// What every kind of step reports.
   void report(Metrics& metrics, const MetricSums& sums, const Update& update) const;
 
-  std::vector<std::vector<float>> log_probs(std::span<const Trajectory> batch,
-                                            std::span<const std::vector<uint8_t>> wanted);
+  /// A number a token, from the hidden states that predict the row's own tokens: [N].
+  using RowNumbers = std::function<Tensor(const LearnerRow& row, const Tensor& hidden_ND)>;
+  /// [S][L]: the number of token t where `wanted[s][t]` is 1 (index 0 has no predictor and must be 0), else 0; on every
+  /// rank. Without gradient: for anchors, references and values of a critic.
+  std::vector<std::vector<float>> numbers(ParallelModel& model, std::span<const Trajectory> batch,
+                                          std::span<const std::vector<uint8_t>> wanted, const RowNumbers& numbers);
+  std::vector<std::vector<float>> log_probs(ParallelModel& model, std::span<const Trajectory> batch,
+                                            std::span<const std::vector<uint8_t>> wanted, double temperature);
 
   ModelConfig config_;
-  Collectives& collectives_;
   LearnerOptions options_;
-  Decoder decoder_;
-  FullyShardedDecoder model_;
-  std::unique_ptr<Decoder> reference_decoder_;  // none: trajectories come with their reference log-probs
-  std::unique_ptr<FullyShardedDecoder> reference_;
-  std::unique_ptr<RecomputeRunner> recompute_;  // around the model; none: nothing is recomputed
+  RankGroups groups_;
+  ParallelModel model_;
+  std::unique_ptr<ParallelModel> reference_;  // none: trajectories come with their reference log-probs
   std::unique_ptr<Optimizer> optimizer_;
   KlCoefficient kl_coefficient_;
   PreferenceReference preference_reference_;

@@ -14,11 +14,13 @@ struct Agreement {
   int64_t num_targets = 0;
 };
 
-Agreement agree(Collectives& collectives, at::Device device, const std::vector<LanguageModelBatch>& rows) {
+/// Rows that context neighbours share count once: `counts_rows` on one of them.
+Agreement agree(Collectives& collectives, bool counts_rows, at::Device device,
+                const std::vector<LanguageModelBatch>& rows) {
   MetricSums counts;
   counts.add("targets", 0);
   counts.raise("rows", static_cast<double>(rows.size()));
-  for (const auto& row : rows) counts.add("targets", static_cast<double>(row.num_targets()));
+  for (const auto& row : rows) counts.add("targets", counts_rows ? static_cast<double>(row.num_targets()) : 0);
   counts.join(collectives, device, "count of rows");
   return {static_cast<int64_t>(counts.maximum("rows")), static_cast<int64_t>(counts.sum("targets"))};
 }
@@ -50,11 +52,15 @@ PackedRow to_packed(const LanguageModelBatch& batch, bool is_filler) {
   return row;
 }
 
-PackedRow row_or_filler(const std::vector<LanguageModelBatch>& rows, int64_t index) {
-  const bool is_filler = index >= static_cast<int64_t>(rows.size());
-  // A row without a target still takes part in the collectives, with weight 0.
-  const bool has_targets = !is_filler && rows[static_cast<size_t>(index)].num_targets() > 0;
-  return has_targets ? to_packed(rows[static_cast<size_t>(index)], false) : to_packed(filler_row(), true);
+std::vector<PackedRow> rows_or_fillers(const std::vector<LanguageModelBatch>& rows, int64_t num_rows) {
+  std::vector<PackedRow> packed;
+  for (int64_t index = 0; index < num_rows; ++index) {
+    const bool is_filler = index >= static_cast<int64_t>(rows.size());
+    // A row without a target still takes part in the collectives, with weight 0.
+    const bool has_targets = !is_filler && rows[static_cast<size_t>(index)].num_targets() > 0;
+    packed.push_back(has_targets ? to_packed(rows[static_cast<size_t>(index)], false) : to_packed(filler_row(), true));
+  }
+  return packed;
 }
 
 }  // namespace
@@ -62,23 +68,21 @@ PackedRow row_or_filler(const std::vector<LanguageModelBatch>& rows, int64_t ind
 Metrics Learner::train_language_model(const std::vector<LanguageModelBatch>& given) {
   auto& self = *implementation_;
   const auto rows = to_microbatches(given, self.options_);
-  const auto agreed = agree(self.collectives_, self.options_.sharding.device, rows);
+  const auto agreed =
+      agree(self.groups_.losses(), self.model_.speaks_for_row(), self.options_.parallel.sharding.device, rows);
   require(agreed.num_targets > 0, "the rows of this step hold no token to learn from");
   MetricSums sums;
   sums.add("loss", 0);
-  const auto run_row = [&](int64_t index) {
-    const auto row = row_or_filler(rows, index);
-    const double weight = row.is_filler ? 0 : 1.0 / static_cast<double>(agreed.num_targets);
-    const auto tensors = self.to_tensors(row);
-    const auto hidden_ND = self.predicting_hidden(tensors, row.layout);
+  const auto loss_of = [&](const LearnerRow& row, const Tensor& hidden_ND) {
+    const double weight = row.own.is_filler ? 0 : 1.0 / static_cast<double>(agreed.num_targets);
     const auto result =
-        log_prob_loss(hidden_ND, self.model_.head_weight(), tensors.targets_N, self.log_prob_options(1),
+        log_prob_loss(hidden_ND, self.head_weight(), row.targets_N, self.log_prob_options(1),
                       [&](const Tensor& log_prob, const Tensor&, const Tensor&) { return log_prob.sum() * -weight; });
-    result.loss.backward();
     sums.add("loss", result.loss.item<double>());
-    self.count_row(sums, row.layout, static_cast<int64_t>(row.targets.size()), row.is_filler);
+    self.count_row(sums, row.whole);
+    return result.loss;
   };
-  const auto update = self.update(agreed.num_microbatches, sums, run_row);
+  const auto update = self.update(self.make_rows(rows_or_fillers(rows, agreed.num_microbatches)), sums, loss_of);
   Metrics metrics;
   self.report(metrics, sums, update);
   metrics["loss/mean"] = sums.sum("loss");
@@ -91,20 +95,17 @@ Metrics Learner::train_language_model(const std::vector<LanguageModelBatch>& giv
 Metrics Learner::evaluate_language_model(const std::vector<LanguageModelBatch>& given) {
   auto& self = *implementation_;
   const auto rows = to_microbatches(given, self.options_);
-  const auto agreed = agree(self.collectives_, self.options_.sharding.device, rows);
+  const auto agreed =
+      agree(self.groups_.losses(), self.model_.speaks_for_row(), self.options_.parallel.sharding.device, rows);
   require(agreed.num_targets > 0, "the rows of this evaluation hold no token to predict");
-  const at::NoGradGuard no_grad;
   MetricSums sums;
   sums.add("loss", 0);
-  for (int64_t index = 0; index < agreed.num_microbatches; ++index) {
-    const auto row = row_or_filler(rows, index);
-    const auto tensors = self.to_tensors(row);
-    const auto hidden_ND = self.predicting_hidden(tensors, row.layout);
-    const auto values =
-        troupe::log_probs(hidden_ND, self.model_.head_weight(), tensors.targets_N, self.log_prob_options(1));
-    if (!row.is_filler) sums.add("loss", -values.log_prob_T.sum(at::kDouble).item<double>());
-  }
-  sums.join(self.collectives_, self.options_.sharding.device, "validation loss");
+  self.evaluate(self.model_, self.make_rows(rows_or_fillers(rows, agreed.num_microbatches)), sums,
+                [&](const LearnerRow& row, const Tensor& hidden_ND) {
+                  const auto values =
+                      troupe::log_probs(hidden_ND, self.head_weight(), row.targets_N, self.log_prob_options(1));
+                  if (!row.own.is_filler) sums.add("loss", -values.log_prob_T.sum(at::kDouble).item<double>());
+                });
   const double loss = sums.sum("loss") / static_cast<double>(agreed.num_targets);
   return {{"validation/loss", loss},
           {"validation/perplexity", std::exp(loss)},

@@ -4,7 +4,6 @@
 
 #include "training/learner_implementation.h"
 #include "training/policy_objective.h"
-#include "training/trajectory_log_probs.h"
 
 namespace troupe {
 namespace {
@@ -43,7 +42,7 @@ class PolicyStep {
       if (policy_.samples.contributes[s] != 0) contributing.push_back(s);
     wanted_ = only(sampled_masks(batch), contributing);
     if (algorithm_.old_log_probs == "recomputed") {
-      policy_.anchor = learner.log_probs(batch, wanted_);
+      policy_.anchor = learner.log_probs(learner.model_, batch, wanted_, algorithm_.temperature);
     } else {
       for (const auto& t : batch) policy_.anchor.push_back(t.log_probs);
     }
@@ -66,14 +65,14 @@ class PolicyStep {
  private:
   void update(const std::vector<size_t>& part) {
     const auto& batch = policy_.trajectories;
-    const auto ranks = pack_trajectories(
-        batch, only(wanted_, part), {learner_.collectives_.size(), learner_.options_.num_tokens_per_microbatch, true});
-    const auto& rows = ranks[static_cast<size_t>(learner_.collectives_.rank())];
+    const auto rows = learner_.own_rows(
+        pack_trajectories(batch, only(wanted_, part),
+                          {learner_.groups_.num_data_ranks(), learner_.options_.num_tokens_per_microbatch, true}));
     if (rows.empty()) return;  // nothing in it to learn from
     const auto counts = count_loss_tokens(batch, policy_.samples, part);
     MetricSums sums;
-    const auto update = learner_.update(static_cast<int64_t>(rows.size()), sums, [&](int64_t index) {
-      run_row(rows[static_cast<size_t>(index)], counts, sums);
+    const auto update = learner_.update(rows, sums, [&](const LearnerRow& row, const Tensor& hidden_ND) {
+      return loss_of(row, hidden_ND, counts, sums);
     });
     num_updates_ += 1;
     num_rows_ += static_cast<double>(rows.size());
@@ -85,30 +84,38 @@ class PolicyStep {
     sums_.merge(sums);
   }
 
-  void run_row(const PackedRow& row, const LossCounts& counts, MetricSums& sums) {
-    const auto tensors = learner_.to_tensors(row);
-    const PolicyObjective objective(policy_, row, counts, learner_.options_.sharding.device);
+  Tensor loss_of(const LearnerRow& row, const Tensor& hidden_ND, const LossCounts& counts, MetricSums& sums) {
     auto options = learner_.log_prob_options(algorithm_.temperature);
     options.entropy_gradient = algorithm_.entropy_coefficient != 0;
-    const auto hidden_ND = learner_.predicting_hidden(tensors, row.layout);
-    const auto weight_VD = learner_.model_.head_weight();
-    LogProbs values;
-    Tensor loss;
+    const auto weight_VD = learner_.head_weight();
+    const auto device = learner_.options_.parallel.sharding.device;
+    learner_.count_row(sums, row.whole);
     if (policy_.is_sum_over_tokens()) {
-      auto result = log_prob_loss(hidden_ND, weight_VD, tensors.targets_N, options, std::cref(objective));
-      values = result.values;
-      loss = result.loss;
-    } else {
-      values = troupe::log_probs(hidden_ND, weight_VD, tensors.targets_N, options);
-      loss = objective(values.log_prob_T, values.entropy_T,
-                       at::arange(tensors.targets_N.numel(), tensors.targets_N.options()));
+      PolicyObjective objective(policy_, row.whole, counts, device);
+      if (row.kept.size() != row.whole.targets.size()) objective.keep(row.own, row.kept);
+      const auto result = log_prob_loss(hidden_ND, weight_VD, row.targets_N, options, std::cref(objective));
+      observe(objective, result.values, result.loss, sums);
+      return result.loss;
     }
-    loss.backward();
+    // The objective joins a sequence's tokens, which may lie on several context ranks: each of them computes the whole
+    // row's loss, its gradient reaches each rank's own tokens, and one of them counts it.
+    auto values = troupe::log_probs(hidden_ND, weight_VD, row.targets_N, options);
+    values = {learner_.whole_row(row, values.log_prob_T), learner_.whole_row(row, values.entropy_T)};
+    const PolicyObjective objective(policy_, row.whole, counts, device);
+    const auto loss =
+        objective(values.log_prob_T, values.entropy_T, at::arange(values.log_prob_T.numel(), row.targets_N.options()));
+    auto counted = row.whole;
+    counted.is_filler = counted.is_filler || !learner_.model_.speaks_for_row();
+    observe(PolicyObjective(policy_, counted, counts, device), values,
+            learner_.model_.speaks_for_row() ? loss : at::zeros_like(loss), sums);
+    return loss;
+  }
+
+  void observe(const PolicyObjective& objective, const LogProbs& values, const Tensor& loss, MetricSums& sums) const {
     const double loss_value = loss.item<double>();
     if (!std::isfinite(loss_value)) objective.name_bad_samples(values.log_prob_T);
     sums.add("loss", loss_value);
     objective.observe(values, num_updates_ == 0, sums);
-    learner_.count_row(sums, row.layout, static_cast<int64_t>(row.targets.size()), row.is_filler);
   }
 
   /// What is known without any update.
@@ -164,13 +171,6 @@ class PolicyStep {
 
 }  // namespace
 
-std::vector<std::vector<float>> Learner::Implementation::log_probs(std::span<const Trajectory> batch,
-                                                                   std::span<const std::vector<uint8_t>> wanted) {
-  return trajectory_log_probs(
-      model_, batch, wanted,
-      {options_.num_tokens_per_microbatch, options_.sharding.device, log_prob_options(options_.algorithm.temperature)});
-}
-
 std::vector<std::vector<float>> Learner::log_probs(const std::vector<Trajectory>& batch, Wanted wanted) {
   auto masks = sampled_masks(batch);
   if (wanted == Wanted::kAllTokens)
@@ -178,7 +178,8 @@ std::vector<std::vector<float>> Learner::log_probs(const std::vector<Trajectory>
       std::fill(mask.begin(), mask.end(), 1);
       if (!mask.empty()) mask[0] = 0;
     }
-  return implementation_->log_probs(batch, masks);
+  auto& self = *implementation_;
+  return self.log_probs(self.model_, batch, masks, self.options_.algorithm.temperature);
 }
 
 Metrics Learner::train_policy(const std::vector<Trajectory>& batch) {
@@ -197,11 +198,10 @@ Metrics Learner::train_policy(const std::vector<Trajectory>& batch) {
 void Learner::add_reference_log_probs(std::vector<Trajectory>& batch) {
   auto& self = *implementation_;
   if (!lacks_reference(self, batch)) return;
-  const auto log_probs = trajectory_log_probs(*self.reference_, batch, sampled_masks(batch),
-                                              {self.options_.num_tokens_per_microbatch, self.options_.sharding.device,
-                                               self.log_prob_options(self.options_.algorithm.temperature)});
+  const auto log_probs =
+      self.log_probs(*self.reference_, batch, sampled_masks(batch), self.options_.algorithm.temperature);
   // Without a backward nothing frees what the head needed: the frozen model would keep it gathered on every rank.
-  self.reference_->parameters_changed();
+  self.reference_->sharded().parameters_changed();
   for (size_t s = 0; s < batch.size(); ++s) batch[s].reference_log_probs = log_probs[s];
 }
 

@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 #include "training/learner_implementation.h"
-#include "training/trajectory_log_probs.h"
 
 namespace troupe {
 namespace {
@@ -66,21 +65,20 @@ class PreferenceStep {
             "\" ", is_reward_model(options_) ? "needs a model with one score" : "needs a language model");
     Masks wanted;
     const auto batch = to_trajectories(pairs, is_reward_model(options_), wanted);
-    PackingOptions packing{learner.collectives_.size(), learner.options_.num_tokens_per_microbatch, true};
+    PackingOptions packing{learner.groups_.num_data_ranks(), learner.options_.num_tokens_per_microbatch, true};
     packing.keep_groups = true;
-    rows_ = pack_trajectories(batch, wanted, packing)[static_cast<size_t>(learner.collectives_.rank())];
+    rows_ = learner.own_rows(pack_trajectories(batch, wanted, packing));
   }
 
-  int64_t num_rows() const { return static_cast<int64_t>(rows_.size()); }
+  const std::vector<LearnerRow>& rows() const { return rows_; }
 
   /// Loss of the row's pairs, as their share of the mean over all; adds its numbers to `sums`.
-  Tensor loss_of_row(int64_t index, MetricSums& sums) const {
-    const auto& row = rows_[static_cast<size_t>(index)];
-    const auto answers = answers_of_row(row);
+  Tensor loss_of(const LearnerRow& row, const Tensor& hidden_ND, MetricSums& sums) const {
+    const auto answers = answers_of(row, hidden_ND);
     const auto count = static_cast<double>(pairs_.size());
-    learner_.count_row(sums, row.layout, static_cast<int64_t>(row.targets.size()), row.is_filler);
+    learner_.count_row(sums, row.whole);
     for (const char* name : {"loss", "pairs", "right", "margin", "chosen", "rejected"}) sums.add(name, 0);
-    if (row.is_filler) return (answers.chosen_P + answers.rejected_P).sum() * 0;
+    if (row.own.is_filler) return (answers.chosen_P + answers.rejected_P).sum() * 0;
     const auto numbers = [&](const auto& get) {
       std::vector<double> values;
       for (const size_t p : answers.pairs) values.push_back(get(pairs_[p]));
@@ -103,6 +101,7 @@ class PreferenceStep {
                                       : ipo_loss(log_probs, options_.beta);
     }
     const auto loss = loss_P.sum() / count;
+    if (!learner_.model_.speaks_for_row()) return loss;  // the same on every context rank: one counts it
     const at::NoGradGuard no_grad;
     const auto total = [](const Tensor& x) { return x.detach().sum(at::kDouble).item<double>(); };
     sums.add("loss", loss.item<double>());
@@ -124,18 +123,16 @@ class PreferenceStep {
 
  private:
   /// The numbers of a row's tokens, added up by answer.
-  RowAnswers answers_of_row(const PackedRow& row) const {
-    const auto tensors = learner_.to_tensors(row);
-    const auto hidden_ND = learner_.predicting_hidden(tensors, row.layout);
-    const auto log_prob = [&] {
-      return log_probs(hidden_ND, learner_.model_.head_weight(), tensors.targets_N, learner_.log_prob_options(1))
-          .log_prob_T;
-    };
-    const auto values_N = is_reward_model(options_) ? learner_.scores(hidden_ND) : log_prob();
+  RowAnswers answers_of(const LearnerRow& row, const Tensor& hidden_ND) const {
+    const auto own_N =
+        is_reward_model(options_)
+            ? learner_.scores(hidden_ND)
+            : log_probs(hidden_ND, learner_.head_weight(), row.targets_N, learner_.log_prob_options(1)).log_prob_T;
+    const auto values_N = learner_.whole_row(row, own_N);
     RowAnswers answers;
     std::map<size_t, int64_t> places;  // pair -> its place in the row
     std::vector<int64_t> answer_of_N;
-    for (const auto sample : row.samples) {
+    for (const auto sample : row.whole.samples) {
       const auto pair = static_cast<size_t>(sample) / 2;
       const auto [place, is_new] = places.try_emplace(pair, static_cast<int64_t>(places.size()));
       if (is_new) answers.pairs.push_back(pair);
@@ -158,7 +155,7 @@ class PreferenceStep {
   Learner::Implementation& learner_;
   const PreferenceOptions& options_;
   std::span<const PreferencePair> pairs_;
-  std::vector<PackedRow> rows_;
+  std::vector<LearnerRow> rows_;
 };
 
 }  // namespace
@@ -168,23 +165,24 @@ Metrics Learner::train_preference(const std::vector<PreferencePair>& pairs) {
   check_preference(self.options_.preference);
   const PreferenceStep step(self, pairs);
   MetricSums sums;
-  const auto update = self.update(step.num_rows(), sums, [&](int64_t row) { step.loss_of_row(row, sums).backward(); });
+  const auto update = self.update(step.rows(), sums, [&](const LearnerRow& row, const Tensor& hidden_ND) {
+    return step.loss_of(row, hidden_ND, sums);
+  });
   Metrics metrics;
   self.report(metrics, sums, update);
   step.report(metrics, sums, "preference/");
   metrics["loss/mean"] = sums.sum("loss");
   metrics["skipped"] = update.is_skipped;
-  metrics["train_batch/num_microbatches"] = static_cast<double>(step.num_rows());
+  metrics["train_batch/num_microbatches"] = static_cast<double>(step.rows().size());
   return metrics;
 }
 
 Metrics Learner::evaluate_preference(const std::vector<PreferencePair>& pairs) {
   auto& self = *implementation_;
-  const at::NoGradGuard no_grad;
   const PreferenceStep step(self, pairs);
   MetricSums sums;
-  for (int64_t row = 0; row < step.num_rows(); ++row) step.loss_of_row(row, sums);
-  sums.join(self.collectives_, self.options_.sharding.device, "validation of pairs");
+  self.evaluate(self.model_, step.rows(), sums,
+                [&](const LearnerRow& row, const Tensor& hidden_ND) { step.loss_of(row, hidden_ND, sums); });
   Metrics metrics{{"validation/loss", sums.sum("loss")}};
   step.report(metrics, sums, "validation/");
   return metrics;
@@ -198,9 +196,7 @@ PreferenceReference Learner::preference_log_probs(const std::vector<PreferencePa
     const std::span some(pairs.data() + begin, std::min(kNumPairsAtOnce, pairs.size() - begin));
     Masks wanted;
     const auto batch = to_trajectories(some, false, wanted);
-    const auto values = trajectory_log_probs(
-        self.model_, batch, wanted,
-        {self.options_.num_tokens_per_microbatch, self.options_.sharding.device, self.log_prob_options(1)});
+    const auto values = self.log_probs(self.model_, batch, wanted, 1);
     const auto sum = [](const std::vector<float>& x) { return std::accumulate(x.begin(), x.end(), 0.0); };
     for (size_t p = 0; p < some.size(); ++p) result[some[p].id] = {sum(values[2 * p]), sum(values[2 * p + 1])};
   }

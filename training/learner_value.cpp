@@ -4,7 +4,6 @@
 #include "training/advantages.h"
 #include "training/learner_implementation.h"
 #include "training/policy_samples.h"
-#include "training/trajectory_log_probs.h"
 #include "training/value_loss.h"
 
 namespace troupe {
@@ -40,14 +39,13 @@ class ValueStep {
     for (const auto& t : batch_) wanted.emplace_back(t.tokens.size(), 0);
     for (const size_t s : part)
       if (samples_.takes_part[s] != 0) wanted[s] = batch_[s].loss_mask;
-    const auto ranks = pack_trajectories(
-        batch_, wanted, {learner_.collectives_.size(), learner_.options_.num_tokens_per_microbatch, true});
-    const auto& rows = ranks[static_cast<size_t>(learner_.collectives_.rank())];
+    const auto rows = learner_.own_rows(pack_trajectories(
+        batch_, wanted, {learner_.groups_.num_data_ranks(), learner_.options_.num_tokens_per_microbatch, true}));
     if (rows.empty()) return;
     const auto num_tokens = static_cast<double>(count_loss_tokens(batch_, samples_, part).num_tokens);
     MetricSums sums;
-    const auto update = learner_.update(static_cast<int64_t>(rows.size()), sums, [&](int64_t index) {
-      run_row(rows[static_cast<size_t>(index)], num_tokens, sums);
+    const auto update = learner_.update(rows, sums, [&](const LearnerRow& row, const Tensor& hidden_ND) {
+      return loss_of(row, hidden_ND, num_tokens, sums);
     });
     num_updates_ += 1;
     grad_norm_ += update.grad_norm;
@@ -57,9 +55,9 @@ class ValueStep {
     loss_ += sums.sum("loss");
   }
 
-  void run_row(const PackedRow& row, double num_tokens, MetricSums& sums) {
-    const auto tensors = learner_.to_tensors(row);
-    const auto values_N = learner_.scores(learner_.predicting_hidden(tensors, row.layout));
+  Tensor loss_of(const LearnerRow& learner_row, const Tensor& hidden_ND, double num_tokens, MetricSums& sums) {
+    const auto& row = learner_row.own;
+    const auto values_N = learner_.scores(hidden_ND);
     const auto numbers = [&](const auto& get) {
       std::vector<float> list;
       for (size_t n = 0; n < row.samples.size(); ++n)
@@ -72,8 +70,8 @@ class ValueStep {
     const auto clip = algorithm_.value_clip > 0 ? std::optional(algorithm_.value_clip) : std::nullopt;
     const double weight = row.is_filler ? 0 : 1 / num_tokens;
     const auto loss = value_loss(values_N, old_N, returns_N, clip).sum() * weight;
-    loss.backward();
     sums.add("loss", loss.item<double>());
+    return loss;
   }
 
   /// Of the values before the update: how much of the returns' spread they explain.
@@ -112,9 +110,8 @@ std::vector<std::vector<float>> Learner::values(const std::vector<Trajectory>& b
   auto& self = *implementation_;
   Masks wanted;
   for (const auto& t : batch) wanted.push_back(t.loss_mask);
-  return trajectory_numbers(self.model_, batch, wanted, self.options_.num_tokens_per_microbatch,
-                            self.options_.sharding.device,
-                            [&](const Tensor& hidden_ND, const Tensor&) { return self.scores(hidden_ND); });
+  return self.numbers(self.model_, batch, wanted,
+                      [&](const LearnerRow&, const Tensor& hidden_ND) { return self.scores(hidden_ND); });
 }
 
 Metrics Learner::train_values(const std::vector<Trajectory>& batch, double kl_coefficient) {

@@ -2,7 +2,6 @@
 #include "training/log_probs.h"
 
 #include "base/error.h"
-#include "training/head_chunk.h"
 
 namespace troupe {
 namespace {
@@ -68,15 +67,36 @@ void for_chunks(int64_t num_rows, int64_t num_chunk_rows, const Body& body) {
     body(begin, std::min(num_chunk_rows, num_rows - begin));
 }
 
+/// Targets are below this.
+int64_t largest_target(const Tensor& weight_VD, const LogProbOptions& options) {
+  return options.vocab_size == 0 ? weight_VD.size(0) : options.vocab_size;
+}
+
+/// How many rows of the weight are in use.
+int64_t check_options(const Tensor& hidden_TD, const Tensor& weight_VD, const LogProbOptions& options) {
+  require(options.temperature > 0, "log-probs need a temperature above 0, not ", options.temperature);
+  require(options.num_chunk_rows > 0, "log-probs need a positive chunk");
+  require(hidden_TD.scalar_type() == weight_VD.scalar_type(), "log-probs: hidden states and head differ in dtype");
+  const int64_t num_rows = weight_VD.size(0);
+  if (options.split.ranks != nullptr) {
+    require(options.vocab_size > 0, "log-probs over a split vocabulary need its whole size");
+    return std::clamp<int64_t>(options.vocab_size - options.split.begin, 0, num_rows);
+  }
+  require(options.vocab_size >= 0 && options.vocab_size <= num_rows, "log-probs: vocabulary of ", options.vocab_size,
+          " tokens, but the head has ", num_rows, " rows");
+  return largest_target(weight_VD, options);
+}
+
 struct LogProbFunction : torch::autograd::Function<LogProbFunction> {
+  /// `num_used`: rows of this weight that are in use.
   static variable_list forward(AutogradContext* context, const Tensor& hidden, const Tensor& weight,
-                               const Tensor& targets, const LogProbOptions& options, int64_t vocab_size) {
-    const auto [rows, selected] = select_rows(targets, hidden.size(0), vocab_size);
+                               const Tensor& targets, const LogProbOptions& options, int64_t num_used) {
+    const auto [rows, selected] = select_rows(targets, hidden.size(0), largest_target(weight, options));
     const Tensor chosen = hidden.index_select(0, rows);
     const Tensor log_prob = at::empty({rows.size(0)}, hidden.options().dtype(wide_type(weight)));
     const Tensor entropy = at::empty_like(log_prob);
-    const auto head = make_head_chunk(weight.narrow(0, 0, vocab_size), options.temperature,
-                                      std::min(options.num_chunk_rows, rows.size(0)));
+    const auto head = make_head_chunk(weight.narrow(0, 0, num_used), options.temperature,
+                                      std::min(options.num_chunk_rows, rows.size(0)), options.split);
     for_chunks(rows.size(0), options.num_chunk_rows, [&](int64_t begin, int64_t count) {
       const auto part = [&](const Tensor& x) { return x.narrow(0, begin, count); };
       head->forward(part(chosen), part(selected), part(log_prob), part(entropy));
@@ -85,7 +105,9 @@ struct LogProbFunction : torch::autograd::Function<LogProbFunction> {
     context->saved_data["temperature"] = options.temperature;
     context->saved_data["num_chunk_rows"] = options.num_chunk_rows;
     context->saved_data["entropy_gradient"] = options.entropy_gradient;
-    context->saved_data["vocab_size"] = vocab_size;
+    context->saved_data["num_used"] = num_used;
+    context->saved_data["split_ranks"] = reinterpret_cast<int64_t>(options.split.ranks);
+    context->saved_data["split_begin"] = options.split.begin;
     context->saved_data["num_tokens"] = hidden.size(0);
     const Tensor log_prob_T = scatter_rows(log_prob, rows, hidden.size(0));
     const Tensor entropy_T = scatter_rows(entropy, rows, hidden.size(0));
@@ -96,16 +118,18 @@ struct LogProbFunction : torch::autograd::Function<LogProbFunction> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const Tensor &chosen = saved[0], &weight = saved[1], &rows = saved[2], &selected = saved[3];
-    const int64_t vocab_size = context->saved_data["vocab_size"].toInt();
+    const int64_t num_used = context->saved_data["num_used"].toInt();
+    const VocabularySplit split{reinterpret_cast<Collectives*>(context->saved_data["split_ranks"].toInt()),
+                                context->saved_data["split_begin"].toInt()};
     const int64_t num_chunk_rows = context->saved_data["num_chunk_rows"].toInt();
-    const Tensor used = weight.detach().narrow(0, 0, vocab_size);
+    const Tensor used = weight.detach().narrow(0, 0, num_used);
     const Tensor d_log_prob = gradients[0].index_select(0, rows);
     Tensor d_entropy;
     if (context->saved_data["entropy_gradient"].toBool()) d_entropy = gradients[1].index_select(0, rows);
     const Tensor d_chosen = at::empty_like(chosen);
-    const auto head =
-        make_head_chunk(used, context->saved_data["temperature"].toDouble(), std::min(num_chunk_rows, rows.size(0)));
-    WeightGradient d_weight(weight.detach(), vocab_size);
+    const auto head = make_head_chunk(used, context->saved_data["temperature"].toDouble(),
+                                      std::min(num_chunk_rows, rows.size(0)), split);
+    WeightGradient d_weight(weight.detach(), num_used);
     for_chunks(rows.size(0), num_chunk_rows, [&](int64_t begin, int64_t count) {
       const auto part = [&](const Tensor& x) { return x.defined() ? x.narrow(0, begin, count) : x; };
       const Tensor log_prob = at::empty({count}, d_log_prob.options()), entropy = at::empty_like(log_prob);
@@ -152,35 +176,27 @@ std::pair<Tensor, Tensor> differentiate(const ChunkLoss& chunk_loss, const Tenso
   return {gradients[0], entropy_gradient ? gradients[1] : Tensor()};
 }
 
-int64_t check_options(const Tensor& hidden_TD, const Tensor& weight_VD, const LogProbOptions& options) {
-  require(options.temperature > 0, "log-probs need a temperature above 0, not ", options.temperature);
-  require(options.num_chunk_rows > 0, "log-probs need a positive chunk");
-  require(options.vocab_size >= 0 && options.vocab_size <= weight_VD.size(0), "log-probs: vocabulary of ",
-          options.vocab_size, " tokens, but the head has ", weight_VD.size(0), " rows");
-  require(hidden_TD.scalar_type() == weight_VD.scalar_type(), "log-probs: hidden states and head differ in dtype");
-  return options.vocab_size == 0 ? weight_VD.size(0) : options.vocab_size;
-}
-
 }  // namespace
 
 LogProbs log_probs(const Tensor& hidden_TD, const Tensor& weight_VD, const Tensor& targets_T,
                    const LogProbOptions& options) {
-  const int64_t vocab_size = check_options(hidden_TD, weight_VD, options);
-  const auto outputs = LogProbFunction::apply(hidden_TD, weight_VD, targets_T, options, vocab_size);
+  const int64_t num_used = check_options(hidden_TD, weight_VD, options);
+  const auto outputs = LogProbFunction::apply(hidden_TD, weight_VD, targets_T, options, num_used);
   return {outputs[0], outputs[1]};
 }
 
 LogProbLoss log_prob_loss(const Tensor& hidden_TD, const Tensor& weight_VD, const Tensor& targets_T,
                           const LogProbOptions& options, const ChunkLoss& chunk_loss) {
-  const int64_t vocab_size = check_options(hidden_TD, weight_VD, options), num_tokens = hidden_TD.size(0);
-  const auto [rows, selected] = select_rows(targets_T, num_tokens, vocab_size);
+  const int64_t num_used = check_options(hidden_TD, weight_VD, options), num_tokens = hidden_TD.size(0);
+  const auto [rows, selected] = select_rows(targets_T, num_tokens, largest_target(weight_VD, options));
   const at::ScalarType type = wide_type(weight_VD);
-  const Tensor used = weight_VD.detach().narrow(0, 0, vocab_size), chosen = hidden_TD.detach().index_select(0, rows);
+  const Tensor used = weight_VD.detach().narrow(0, 0, num_used), chosen = hidden_TD.detach().index_select(0, rows);
   const Tensor log_prob = at::empty({rows.size(0)}, hidden_TD.options().dtype(type)),
                entropy = at::empty_like(log_prob);
   const Tensor loss = at::zeros({}, log_prob.options()), d_chosen = at::empty_like(chosen);
-  const auto head = make_head_chunk(used, options.temperature, std::min(options.num_chunk_rows, rows.size(0)));
-  WeightGradient d_weight(weight_VD.detach(), vocab_size);
+  const auto head =
+      make_head_chunk(used, options.temperature, std::min(options.num_chunk_rows, rows.size(0)), options.split);
+  WeightGradient d_weight(weight_VD.detach(), num_used);
   for_chunks(rows.size(0), options.num_chunk_rows, [&](int64_t begin, int64_t count) {
     const auto part = [&](const Tensor& x) { return x.narrow(0, begin, count); };
     head->forward(part(chosen), part(selected), part(log_prob), part(entropy));

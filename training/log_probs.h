@@ -6,12 +6,14 @@
 #pragma once
 
 #include "models/torch.h"
+#include "training/head_chunk.h"
 
 namespace troupe {
 
 struct LogProbOptions {
   double temperature = 1;  // > 0
-  int64_t vocab_size = 0;  // the tokenizer's real vocabulary, <= V; 0: V
+  int64_t vocab_size = 0;  // the tokenizer's real vocabulary, <= V; 0: V (not with a split)
+  VocabularySplit split;   // the weight has this rank's rows of the head; all ranks of it call alike
   int64_t num_chunk_rows = 512;
   bool entropy_gradient = false;  // whether entropy_T is differentiable too
 };
@@ -24,7 +26,8 @@ struct LogProbs {
 
 /// hidden_TD and weight_VD of one dtype; targets_T int64: the token that follows position t, -1 for none. Rows without
 /// target never reach the head. Differentiable in hidden and weight; backward computes each chunk's logits again.
-/// Throws Error on a target outside of the vocabulary and on a temperature that is not positive.
+/// With a split the gradients of hidden are this rank's part of a sum. Throws Error on a target outside of the
+/// vocabulary and on a temperature that is not positive.
 LogProbs log_probs(const Tensor& hidden_TD, const Tensor& weight_VD, const Tensor& targets_T,
                    const LogProbOptions& options);
 

@@ -1,6 +1,7 @@
 #include "training/metric_sums.h"
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 
@@ -43,6 +44,22 @@ void MetricSums::join(Collectives& collectives, at::Device device, const std::st
     for (int rank = 0; rank < collectives.size(); ++rank) value = larger(value, of_rank(rank, index));
     ++index;
   }
+}
+
+void MetricSums::share(Collectives& collectives, int root, at::Device device, const std::string& label) {
+  // Names travel too: only the root knows them. CBOR keeps the bits of doubles, also of those that are no number.
+  std::vector<uint8_t> bytes;
+  if (collectives.rank() == root) bytes = nlohmann::json::to_cbor(nlohmann::json{sums_, maxima_});
+  auto size = at::full({1}, static_cast<int64_t>(bytes.size()), at::TensorOptions(at::kLong).device(device));
+  collectives.broadcast(size, root, label + ", size");
+  bytes.resize(static_cast<size_t>(size.item<int64_t>()));
+  auto data = at::tensor(bytes, at::kByte).to(device);
+  collectives.broadcast(data, root, label);
+  data = data.cpu();
+  const auto* begin = data.const_data_ptr<uint8_t>();
+  const auto numbers = nlohmann::json::from_cbor(begin, begin + data.numel());
+  sums_ = numbers.at(0).get<std::map<std::string, double>>();
+  maxima_ = numbers.at(1).get<std::map<std::string, double>>();
 }
 
 double MetricSums::sum(const std::string& name) const { return find(sums_, name); }

@@ -16,6 +16,8 @@ class MetricSums {
   /// Every rank must have touched the same names. Sums in rank order, so that all ranks hold the same bits. `device`:
   /// where the collectives work.
   void join(Collectives& collectives, at::Device device, const std::string& label);
+  /// Takes the numbers of rank `root`, whatever this rank had.
+  void share(Collectives& collectives, int root, at::Device device, const std::string& label);
   double sum(const std::string& name) const;
   double maximum(const std::string& name) const;
   /// sum(numerator) / sum(denominator), 0 where that is 0.

@@ -38,7 +38,7 @@ bool PolicyBatch::has_kl_loss() const { return options->kl_in == "loss" && needs
 
 PolicyObjective::PolicyObjective(const PolicyBatch& batch, const PackedRow& row, const LossCounts& counts,
                                  at::Device device)
-    : batch_(batch), row_(row) {
+    : batch_(batch), row_(&row) {
   const auto& trajectories = batch.trajectories;
   const auto tensor = [&](const auto& get) {
     std::vector<float> values(row.targets.size());
@@ -67,6 +67,14 @@ PolicyObjective::PolicyObjective(const PolicyBatch& batch, const PackedRow& row,
   if (batch.loss.correction != Correction::kNone) correction_N_ = correction_weights(input(anchor_N_), batch.loss);
 }
 
+void PolicyObjective::keep(const PackedRow& own, const std::vector<int64_t>& tokens) {
+  row_ = &own;
+  const auto kept = at::tensor(tokens, at::kLong).to(weights_N_.device());
+  for (auto* values :
+       {&advantages_N_, &weights_N_, &anchor_N_, &behavior_N_, &reference_N_, &sequences_N_, &correction_N_})
+    if (values->defined()) *values = values->index_select(0, kept);
+}
+
 Tensor PolicyObjective::operator()(const Tensor& log_prob, const Tensor& entropy, const Tensor& places) const {
   const auto pick = [&](const Tensor& x_N) { return x_N.index_select(0, places); };
   const PolicyLossInput chosen{log_prob,           pick(anchor_N_), pick(behavior_N_), pick(advantages_N_),
@@ -81,7 +89,7 @@ Tensor PolicyObjective::operator()(const Tensor& log_prob, const Tensor& entropy
 
 void PolicyObjective::observe(const LogProbs& values, bool is_first_update, MetricSums& sums) const {
   const at::NoGradGuard no_grad;
-  const bool counts = !row_.is_filler;
+  const bool counts = !row_->is_filler;
   const auto total = [&](const Tensor& x) { return counts ? x.sum(at::kDouble).item<double>() : 0; };
   const auto log_prob = values.log_prob_T.detach();
   const auto loss = policy_loss(input(log_prob), without_correction());
@@ -95,7 +103,7 @@ void PolicyObjective::observe(const LogProbs& values, bool is_first_update, Metr
     const auto difference = (log_prob - behavior_N_).abs();
     sums.add("difference_tokens", num_tokens);
     sums.add("difference", total(difference));
-    sums.raise("difference", counts ? difference.max().item<double>() : 0);
+    sums.raise("difference", counts && difference.numel() > 0 ? difference.max().item<double>() : 0);
   }
   if (reference_N_.defined()) sums.add("kl", total(kl_estimate(batch_.kl_estimator, log_prob, reference_N_)));
   if (correction_N_.defined()) {
@@ -108,8 +116,8 @@ void PolicyObjective::name_bad_samples(const Tensor& log_prob_N) const {
   const auto host = log_prob_N.detach().cpu().to(at::kFloat);
   const auto* value = host.const_data_ptr<float>();
   std::set<uint64_t> bad;
-  for (size_t n = 0; n < row_.samples.size(); ++n) {
-    const auto s = static_cast<size_t>(row_.samples[n]), i = static_cast<size_t>(row_.token_indices[n]);
+  for (size_t n = 0; n < row_->samples.size(); ++n) {
+    const auto s = static_cast<size_t>(row_->samples[n]), i = static_cast<size_t>(row_->token_indices[n]);
     const auto& t = batch_.trajectories[s];
     const double reference = t.reference_log_probs.empty() ? 0 : t.reference_log_probs[i];
     if (!std::isfinite(value[n] + batch_.anchor[s][i] + t.log_probs[i] + batch_.samples.advantages[s][i] + reference))

@@ -33,6 +33,10 @@ class PolicyObjective {
   /// `counts` are those of the whole mini-batch over all ranks.
   PolicyObjective(const PolicyBatch& batch, const PackedRow& row, const LossCounts& counts, at::Device device);
 
+  /// From here on only of these tokens of the row, which are those of `own`: its other tokens are another context
+  /// rank's. What joins a sequence's tokens and is known before the forward was computed of all of them.
+  void keep(const PackedRow& own, const std::vector<int64_t>& tokens);
+
   /// Sum over the given places of weight * (policy loss + KL - entropy bonus). Differentiable.
   Tensor operator()(const Tensor& log_prob, const Tensor& entropy, const Tensor& places) const;
 
@@ -48,7 +52,7 @@ class PolicyObjective {
   PolicyLossOptions without_correction() const;
 
   const PolicyBatch& batch_;
-  const PackedRow& row_;
+  const PackedRow* row_;
   Tensor advantages_N_, weights_N_, anchor_N_, behavior_N_, reference_N_, sequences_N_, correction_N_;
   int64_t num_sequences_ = 0;
 };

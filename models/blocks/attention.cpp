@@ -25,7 +25,7 @@ struct SelfAttentionFunction : torch::autograd::Function<SelfAttentionFunction> 
     const Tensor weight = stack_rows(weights).t();
     const Tensor projected = biases.empty() ? at::mm(x, weight) : at::addmm(stack_rows(biases), x, weight);
     const Tensor rotated = transform_heads(projected, norms, *context);
-    const auto result = kernels::attention_forward(rotated, context->layout, context->shape);
+    const auto result = context->exchange->attention_forward(rotated, context->layout, context->shape);
     variable_list saved = {x, weights[0], weights[1], weights[2], rotated, result.output, result.log_sum_exp};
     if (!norms.empty()) saved.insert(saved.end(), {norms[0], norms[1], projected});
     autograd->save_for_backward(std::move(saved));
@@ -41,15 +41,15 @@ struct SelfAttentionFunction : torch::autograd::Function<SelfAttentionFunction> 
     const std::vector<Tensor> weights = {saved[1], saved[2], saved[3]};
     const bool has_norms = saved.size() > 7;
     const std::vector<Tensor> norms = has_norms ? std::vector<Tensor>{saved[7], saved[8]} : std::vector<Tensor>{};
-    const Tensor d_rotated = kernels::attention_backward(gradients[0].contiguous(), saved[4], {saved[5], saved[6]},
-                                                         context.layout, context.shape);
+    const Tensor d_rotated = context.exchange->attention_backward(gradients[0].contiguous(), saved[4],
+                                                                  {saved[5], saved[6]}, context.layout, context.shape);
     const auto [d_projected, d_norms] =
         transform_heads_backward(d_rotated, has_norms ? saved[9] : Tensor(), norms, context);
     variable_list result = {at::mm(d_projected, stack_rows(weights))};
     const auto append = [&](const std::vector<Tensor>& parts) {
       result.insert(result.end(), parts.begin(), parts.end());
     };
-    append(split_rows(weight_gradient(d_projected, saved[0]), weights));
+    append(weight_gradients(d_projected, saved[0], weights));
     if (autograd->saved_data["biases"].toBool()) append(split_rows(d_projected.sum(0), weights));
     append(d_norms);
     result.emplace_back();

@@ -4,7 +4,7 @@
 // Shape legend: T tokens, D hidden size, H query heads, K key/value heads, d head size.
 #pragma once
 
-#include "models/kernels/attention.h"
+#include "models/exchange.h"
 #include "models/torch.h"
 
 namespace troupe::blocks {
@@ -22,6 +22,7 @@ struct AttentionContext {
   kernels::AttentionShape shape;
   Tensor rope_table_Td;  // see rope_table
   double norm_eps = 1e-6;
+  std::shared_ptr<const Exchange> exchange;
 };
 
 /// x_TD (already normalised) -> [T, H d]. Keeps x, the rotated q, k, v and the output for backward (with head norms

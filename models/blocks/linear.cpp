@@ -22,11 +22,13 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     const Tensor gradient = gradients[0].contiguous();
     Tensor d_x, d_weight, d_bias;
     if (context->needs_input_grad(0)) d_x = at::mm(gradient, saved[1]);
-    if (context->needs_input_grad(1)) d_weight = weight_gradient(gradient, saved[0]);
+    if (context->needs_input_grad(1)) d_weight = weight_gradients(gradient, saved[0], {saved[1]})[0];
     if (context->saved_data["bias"].toBool()) d_bias = gradient.sum(0);
     return {d_x, d_weight, d_bias};
   }
 };
+
+thread_local DeferredWeightGradients* deferred = nullptr;
 
 bool are_neighbours(at::TensorList tensors) {
   int64_t next = tensors[0].storage_offset();
@@ -73,5 +75,14 @@ std::vector<Tensor> split_rows(const Tensor& gradient, at::TensorList weights) {
   }
   return parts;
 }
+
+std::vector<Tensor> weight_gradients(const Tensor& gradient_TO, const Tensor& x_TI, at::TensorList weights) {
+  if (deferred == nullptr) return split_rows(weight_gradient(gradient_TO, x_TI), weights);
+  deferred->products_.push_back({weights.vec(), gradient_TO, x_TI});
+  return std::vector<Tensor>(weights.size());
+}
+
+DeferredWeightGradients::DeferredWeightGradients() : outer_(std::exchange(deferred, this)) {}
+DeferredWeightGradients::~DeferredWeightGradients() { deferred = outer_; }
 
 }  // namespace troupe::blocks

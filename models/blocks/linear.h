@@ -20,5 +20,28 @@ Tensor stack_biases(at::TensorList biases);
 Tensor weight_gradient(const Tensor& gradient_TO, const Tensor& x_TI);
 /// Cuts the gradient of stacked rows into views, one per weight.
 std::vector<Tensor> split_rows(const Tensor& gradient, at::TensorList weights);
+/// Both for stacked weights; undefined tensors where they are put off (see DeferredWeightGradients).
+std::vector<Tensor> weight_gradients(const Tensor& gradient_TO, const Tensor& x_TI, at::TensorList weights);
+
+/// While one lives, backward passes on this thread leave out the products that give weight gradients, so that input
+/// gradients are there sooner; they are computed later, when there is time (Qi et al. 2023, "Zero bubble pipeline
+/// parallelism"). A backward that runs on another thread (a device's) is not put off.
+class DeferredWeightGradients {
+ public:
+  struct Product {
+    std::vector<Tensor> weights;  // the leaves
+    Tensor gradient_TO, x_TI;
+  };
+  DeferredWeightGradients();
+  ~DeferredWeightGradients();
+  DeferredWeightGradients(const DeferredWeightGradients&) = delete;
+  DeferredWeightGradients& operator=(const DeferredWeightGradients&) = delete;
+  std::vector<Product> take() { return std::exchange(products_, {}); }
+
+ private:
+  friend std::vector<Tensor> weight_gradients(const Tensor&, const Tensor&, at::TensorList);
+  std::vector<Product> products_;
+  DeferredWeightGradients* outer_;
+};
 
 }  // namespace troupe::blocks

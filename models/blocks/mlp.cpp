@@ -29,8 +29,8 @@ struct GatedMlpFunction : torch::autograd::Function<GatedMlpFunction> {
     const Tensor &x = saved[0], &gate = saved[1], &up = saved[2], &down = saved[3];
     const Tensor d_y = gradients[0].contiguous();
     const auto [product, d_gate_up] = kernels::swiglu_backward(saved[4], at::mm(d_y, down));
-    const Tensor d_down = weight_gradient(d_y, product);
-    const auto d_weights = split_rows(weight_gradient(d_gate_up, x), {gate, up});
+    const Tensor d_down = weight_gradients(d_y, product, {down})[0];
+    const auto d_weights = weight_gradients(d_gate_up, x, {gate, up});
     const Tensor d_x = at::mm(d_gate_up, stack_rows({gate, up}));
     variable_list d_bias(2), d_down_bias(1);
     if (context->saved_data["bias"].toBool()) d_bias = split_rows(d_gate_up.sum(0), {gate, up});

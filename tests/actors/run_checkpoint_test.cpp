@@ -37,7 +37,7 @@ void with_groups(int num_replicas, int num_shards,
                  const std::function<void(Learner& learner, const RankGroups& groups)>& body) {
   const auto config = learner_config();
   const auto weights = learner_weights(config);
-  auto ranks = make_thread_groups(num_replicas, num_shards, std::chrono::seconds(30));
+  auto ranks = make_thread_groups({.replicate = num_replicas, .shard = num_shards}, std::chrono::seconds(30));
   std::mutex mutex;
   std::string first_error;
   std::vector<std::thread> threads;

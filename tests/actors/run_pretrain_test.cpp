@@ -94,7 +94,7 @@ TEST_CASE("pre-training on two ranks has the losses of one") {
   std::vector<std::vector<nlohmann::json>> steps;
   for (const int num_ranks : {1, 2}) {
     TinyPretraining run("pretrain_ranks");
-    run.topology.num_ranks = num_ranks;
+    run.topology.mesh.shard = num_ranks;
     run.topology.run.steps = 4;
     run.topology.checkpoint.enable = false;
     run.topology.checkpoint.last_save_in_hf = false;
@@ -108,9 +108,9 @@ TEST_CASE("pre-training on two ranks has the losses of one") {
 
 TEST_CASE("pre-training stops at what cannot be before any actor starts") {
   TinyPretraining run("pretrain_bad");
-  run.topology.num_ranks = 32;
+  run.topology.mesh.shard = 32;
   CHECK_THROWS_AS(run_pretrain(run.topology), UsageError);
-  run.topology.num_ranks = 1;
+  run.topology.mesh.shard = 1;
   run.topology.data.paths = {(run.folder.path / "nowhere.jsonl").string()};
   CHECK_THROWS_WITH_AS(run_pretrain(run.topology), doctest::Contains("nowhere.jsonl"), Error);
   run.topology.model.path = (run.run_folder() / "model").string();

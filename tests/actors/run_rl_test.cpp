@@ -190,7 +190,7 @@ TEST_CASE("two ranks train what one rank trains") {
   std::vector<std::vector<nlohmann::json>> steps;
   for (const int num_ranks : {1, 2}) {
     TinyRun run("ranks");
-    run.topology.num_ranks = num_ranks;
+    run.topology.mesh.shard = num_ranks;
     run.topology.run.steps = 3;
     run.topology.run.deterministic = true;
     run.topology.async_loop.target_offpolicy_steps = 0;

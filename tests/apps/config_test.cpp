@@ -131,9 +131,8 @@ TEST_CASE("a key reaches the part that it is for") {
       "fsdp_reshard_after_forward = \"never\"\n[checkpoint]\nasync_mode = \"disabled\"\n",
       "test.toml", {});
   const auto topology = apps::build_rl_topology(more);
-  CHECK(topology.num_ranks == 6);
-  CHECK(topology.num_replicas == 3);
-  CHECK(topology.learner.sharding.reshard_after_forward == "never");
+  CHECK((topology.mesh == MeshDegrees{.replicate = 3, .shard = 2}));
+  CHECK(topology.learner.parallel.sharding.reshard_after_forward == "never");
   CHECK(!topology.checkpoint.is_async);
   CHECK(apps::build_rl_topology(config).checkpoint.is_async);
 }
@@ -224,7 +223,7 @@ TEST_CASE("impossible combinations are refused before anything is loaded") {
   CHECK(mentions(rl_error("[algorithm]\nnum_minibatches = 9\n"), "num_prompts_per_train_step"));
   CHECK(mentions(rl_error("[parallelism]\ndata_parallel_shard_degree = 0\n"), "data_parallel_shard_degree"));
   CHECK(mentions(rl_error("[parallelism]\ndata_parallel_shard_degree = 16\ndata_parallel_replicate_degree = 5\n"),
-                 "5 replicas * 16 shards"));
+                 "replicate 5 * shard 16 * context 1 * tensor 1 = 80"));
   CHECK(mentions(rl_error("[parallelism]\nranks = \"processes\"\n"), "parallelism.ranks"));
   CHECK(mentions(rl_error("[sampling]\nmax_new_tokens = 4096\n"), "no room for a prompt"));
   CHECK(mentions(rl_error("[checkpoint]\nresume = \"/nowhere\"\n"), "no such folder"));

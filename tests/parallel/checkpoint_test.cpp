@@ -27,20 +27,24 @@ namespace fs = std::filesystem;
 std::string warnings;
 void collect_warnings(std::string_view line) { warnings += std::string(line) + "\n"; }
 
+std::vector<int64_t> elements_of(Tensor places, const TensorBox& box) {
+  for (size_t i = 0; i < box.start.size(); ++i)
+    places = places.narrow(static_cast<int64_t>(i), box.start[i], box.size[i]);
+  const auto flat = places.contiguous();
+  return {flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel()};
+}
+
 }  // namespace
 
-TEST_CASE("ranges of a flattened tensor become boxes, and boxes runs, without loss") {
+TEST_CASE("ranges of a flattened tensor become boxes, of a part too, without loss") {
   for (const auto& shape : {std::vector<int64_t>{}, {7}, {3, 5}, {2, 3, 4}, {4, 1, 3}}) {
     const int64_t numel = c10::multiply_integers(shape);
+    const auto places = at::arange(numel, at::kLong).view(shape);
     for (int64_t begin = 0; begin <= numel; ++begin) {
       for (int64_t end = begin; end <= numel; ++end) {
         std::vector<int64_t> elements;
         for (const auto& box : boxes_of_range(shape, begin, end)) {
-          const auto before = elements.size();
-          for_each_run(shape, box, [&](int64_t flat, int64_t in_box, int64_t length) {
-            CHECK(in_box == static_cast<int64_t>(elements.size() - before));
-            for (int64_t i = 0; i < length; ++i) elements.push_back(flat + i);
-          });
+          for (const auto place : elements_of(places, box)) elements.push_back(place);
         }
         std::vector<int64_t> expected;
         for (int64_t i = begin; i < end; ++i) expected.push_back(i);
@@ -48,12 +52,14 @@ TEST_CASE("ranges of a flattened tensor become boxes, and boxes runs, without lo
       }
     }
   }
-  // A box that no flat range gives: a column block, as tensor parallelism has it.
-  std::vector<int64_t> columns;
-  for_each_run({3, 6}, {{1, 2}, {2, 3}}, [&](int64_t flat, int64_t, int64_t length) {
-    for (int64_t i = 0; i < length; ++i) columns.push_back(flat + i);
-  });
-  CHECK(columns == std::vector<int64_t>{8, 9, 10, 14, 15, 16});
+  // Columns 2 to 4 of rows 1 and 2, as tensor parallelism has them: elements 1 to 4 of that part.
+  const auto places = at::arange(18, at::kLong).view({3, 6});
+  std::vector<int64_t> elements;
+  for (const auto& box : boxes_in_part({{1, 2}, {2, 3}}, 1, 5))
+    for (const auto place : elements_of(places, box)) elements.push_back(place);
+  CHECK(elements == std::vector<int64_t>{9, 10, 14, 15});
+  CHECK((intersection({{0, 0}, {2, 4}}, {{1, 3}, {5, 5}}) == TensorBox{{1, 3}, {1, 1}}));
+  CHECK(!intersection({{0, 0}, {2, 4}}, {{2, 0}, {1, 4}}));
 }
 
 TEST_CASE("1 -> 2 -> 4 -> 1 ranks keep weights and optimizer states bit for bit") {

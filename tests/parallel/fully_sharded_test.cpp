@@ -246,7 +246,7 @@ TEST_CASE("hybrid sharding: replicas of shards agree with one process, and move 
         Decoder decoder(config);
         FullyShardedOptions options;
         options.reshard_after_forward = reshard;
-        FullyShardedDecoder model(decoder, groups.shards(), options, groups.replicas());
+        FullyShardedDecoder model(decoder, ParallelPlan(config, groups.degrees(), groups.place(), {}), groups, options);
         model.load([&](const std::string& name) { return weights.at(name); });
         for (int step = 0; step < 2; ++step) {
           for (auto* group : {&groups.shards(), groups.replicas()})
@@ -277,7 +277,7 @@ TEST_CASE("hybrid sharding: replicas of shards agree with one process, and move 
 }
 
 TEST_CASE("a rank that throws ends the ranks of every group, its reason told by all") {
-  auto ranks = make_thread_groups(2, 2, std::chrono::seconds(20));
+  auto ranks = make_thread_groups({.replicate = 2, .shard = 2}, std::chrono::seconds(20));
   const auto errors = run_groups_collecting(ranks, [](const RankGroups& groups) {
     groups.world().barrier("start");
     if (groups.world().rank() == 3) fail("the loss of step 7 is NaN");

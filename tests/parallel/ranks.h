@@ -55,7 +55,7 @@ inline void run_ranks(int size, const RankFunction& function,
 }
 
 inline void run_groups(int num_replicas, int num_shards, const std::function<void(const RankGroups&)>& function) {
-  auto ranks = make_thread_groups(num_replicas, num_shards, std::chrono::seconds(20));
+  auto ranks = make_thread_groups({.replicate = num_replicas, .shard = num_shards}, std::chrono::seconds(20));
   throw_first(run_groups_collecting(ranks, function));
 }
 

@@ -87,29 +87,39 @@ inline std::unique_ptr<Learner> make_learner(const ModelConfig& config, Collecti
   return learner;
 }
 
-/// Runs `body(rank's learner)` on every rank as a thread; a rank that throws aborts the others, and its error is thrown
-/// here.
-inline void with_ranks(int num_ranks, const ModelConfig& config, const LearnerOptions& options,
-                       const TensorMap& weights, const std::function<void(Learner& learner, int rank)>& body) {
-  auto collectives = make_thread_collectives(num_ranks, std::chrono::seconds(30));
+/// Runs `body(rank's learner, its groups)` on every rank of a mesh as a thread; a rank that throws aborts the others,
+/// and the first error is thrown here.
+inline void with_mesh(const MeshDegrees& degrees, const ModelConfig& config, const LearnerOptions& options,
+                      const TensorMap& weights,
+                      const std::function<void(Learner& learner, const RankGroups& groups)>& body) {
+  auto ranks = make_thread_groups(degrees, std::chrono::seconds(30));
   std::mutex mutex;
   std::exception_ptr first_error;
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    threads.emplace_back([&, rank] {
+  for (auto& groups : ranks) {
+    threads.emplace_back([&] {
       try {
-        const auto learner = make_learner(config, *collectives[static_cast<size_t>(rank)], options, weights);
-        body(*learner, rank);
-        collectives[static_cast<size_t>(rank)]->barrier("end of test");
+        if (degrees.num_ranks() > 2) at::set_num_threads(1);
+        Learner learner(config, groups, options);
+        learner.load([&](const std::string& name) { return weights.at(name); });
+        body(learner, groups);
+        groups.world().barrier("end of test");
       } catch (const std::exception& error) {
         const std::lock_guard lock(mutex);
         if (!first_error) first_error = std::current_exception();
-        collectives[static_cast<size_t>(rank)]->abort(error.what());
+        groups.abort(error.what());
       }
     });
   }
   for (auto& thread : threads) thread.join();
   if (first_error) std::rethrow_exception(first_error);
+}
+
+/// The same over data ranks alone.
+inline void with_ranks(int num_ranks, const ModelConfig& config, const LearnerOptions& options,
+                       const TensorMap& weights, const std::function<void(Learner& learner, int rank)>& body) {
+  with_mesh({.shard = num_ranks}, config, options, weights,
+            [&](Learner& learner, const RankGroups& groups) { body(learner, groups.world().rank()); });
 }
 
 inline void with_one_rank(const ModelConfig& config, const LearnerOptions& options, const TensorMap& weights,

@@ -1,0 +1,145 @@
+#include "parallel/plan.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "base/error.h"
+
+namespace troupe {
+namespace {
+
+enum class Split { kWhole, kVocabulary, kQueryRows, kKeyRows, kQueryColumns, kInnerRows, kInnerColumns };
+
+/// The plan itself, by the end of the parameter's name; what is not listed is whole on every tensor rank.
+constexpr std::pair<std::string_view, Split> kSplits[] = {
+    {"embed_tokens.weight", Split::kVocabulary}, {"lm_head.weight", Split::kVocabulary},
+    {"q_proj.weight", Split::kQueryRows},        {"q_proj.bias", Split::kQueryRows},
+    {"k_proj.weight", Split::kKeyRows},          {"k_proj.bias", Split::kKeyRows},
+    {"v_proj.weight", Split::kKeyRows},          {"v_proj.bias", Split::kKeyRows},
+    {"o_proj.weight", Split::kQueryColumns},     {"gate_proj.weight", Split::kInnerRows},
+    {"gate_proj.bias", Split::kInnerRows},       {"up_proj.weight", Split::kInnerRows},
+    {"up_proj.bias", Split::kInnerRows},         {"down_proj.weight", Split::kInnerColumns},
+};
+
+Split split_of(const std::string& name) {
+  for (const auto& [ending, split] : kSplits)
+    if (name.ends_with(ending)) return split;
+  return Split::kWhole;
+}
+
+}  // namespace
+
+ParallelPlan::ParallelPlan(const ModelConfig& config, MeshDegrees degrees, MeshPlace place, PlanOptions options)
+    : config_(config),
+      local_config_(config),
+      specs_(parameter_specs(config)),
+      degrees_(degrees),
+      place_(place),
+      options_(std::move(options)) {
+  if (options_.stages.empty()) options_.stages = {{0, num_units(), 0}};
+  check_splits();
+  if (degrees_.tensor == 1) return;
+  const auto part_of = [&](int64_t size) {
+    return even_begin(size, place_.tensor + 1) - even_begin(size, place_.tensor);
+  };
+  local_config_.num_attention_heads /= degrees_.tensor;
+  local_config_.num_key_value_heads = std::max<int64_t>(1, config_.num_key_value_heads / degrees_.tensor);
+  local_config_.intermediate_size = part_of(config_.intermediate_size);
+  local_config_.vocab_size = part_of(config_.vocab_size);
+}
+
+void ParallelPlan::check_splits() const {
+  const int tensor = degrees_.tensor;
+  const auto refuse = [&](const auto&... what) {
+    throw UsageError(concat("parallelism.tensor_parallel_degree = ", tensor, ": ", what...));
+  };
+  const auto heads = config_.num_attention_heads, keys = config_.num_key_value_heads;
+  if (heads % tensor != 0) refuse("the model's ", heads, " attention heads do not divide by it");
+  if (keys % tensor != 0 && tensor % keys != 0)
+    refuse("the model's ", keys,
+           " key/value heads neither divide by it nor does it divide by them (one head can be "
+           "repeated on several ranks, not split)");
+  if (config_.intermediate_size < tensor) refuse("the MLP has only ", config_.intermediate_size, " features");
+  if (config_.vocab_size < tensor) refuse("the vocabulary has only ", config_.vocab_size, " tokens");
+  int64_t end = 0;
+  for (const auto& stage : options_.stages) {
+    require(stage.begin == end && stage.end >= stage.begin && stage.rank >= 0 && stage.rank < degrees_.pipeline,
+            "pipeline: a stage of units ", stage.begin, " to ", stage.end, " on rank ", stage.rank, " follows unit ",
+            end);
+    end = stage.end;
+  }
+  require(end == num_units(), "pipeline: the stages end with unit ", end, " of ", num_units());
+}
+
+ParameterPart ParallelPlan::part(const ParameterSpec& whole, int tensor_rank) const {
+  ParameterPart part{{std::vector<int64_t>(whole.shape.size(), 0), whole.shape}};
+  const bool is_split = degrees_.tensor > 1;
+  const auto cut = [&](size_t dimension, int64_t begin, int64_t end) {
+    part.box.start[dimension] = begin;
+    part.box.size[dimension] = end - begin;
+  };
+  const auto cut_evenly = [&](size_t dimension, int64_t count, int64_t width) {
+    cut(dimension, even_begin(count, tensor_rank) * width, even_begin(count, tensor_rank + 1) * width);
+  };
+  if (is_split) {
+    const int64_t heads = config_.num_attention_heads, keys = config_.num_key_value_heads, d = config_.head_dim;
+    switch (split_of(whole.name)) {
+      case Split::kVocabulary:
+        cut_evenly(0, config_.vocab_size, 1);
+        break;
+      case Split::kQueryRows:
+        cut_evenly(0, heads, d);
+        break;
+      case Split::kQueryColumns:
+        cut_evenly(1, heads, d);
+        break;
+      case Split::kInnerRows:
+        cut_evenly(0, config_.intermediate_size, 1);
+        break;
+      case Split::kInnerColumns:
+        cut_evenly(1, config_.intermediate_size, 1);
+        break;
+      case Split::kKeyRows: {
+        const int64_t first = even_begin(keys, tensor_rank), count = std::max<int64_t>(1, keys / degrees_.tensor);
+        cut(0, first * d, (first + count) * d);
+        const bool is_repeated = keys < degrees_.tensor;
+        part.is_first = !is_repeated || tensor_rank % (degrees_.tensor / keys) == 0;
+        part.sums_over_tensor = is_repeated;
+        break;
+      }
+      case Split::kWhole: {
+        part.is_first = tensor_rank == 0;
+        // With whole tokens on every rank the gradients of layer norms and row biases are whole; head norms see only
+        // their rank's heads, and a score reads only its rank's features.
+        const bool is_of_heads = whole.name.ends_with("q_norm.weight") || whole.name.ends_with("k_norm.weight");
+        part.sums_over_tensor = options_.sequence_parallel || is_of_heads || whole.name == "score.weight";
+        break;
+      }
+    }
+  }
+  if (whole.unit == 0 && is_tied() && owner(0) != owner(num_units() - 1)) {
+    part.sums_over_tied = true;
+    part.is_first = part.is_first && place_.pipeline == owner(0);
+  }
+  return part;
+}
+
+int ParallelPlan::owner(int64_t unit) const {
+  const auto found =
+      std::find_if(options_.stages.begin(), options_.stages.end(), [&](const auto& stage) { return unit < stage.end; });
+  return found->rank;
+}
+
+bool ParallelPlan::holds(int64_t unit) const {
+  if (owner(unit) == place_.pipeline) return true;
+  return unit == 0 && is_tied() && owner(num_units() - 1) == place_.pipeline;
+}
+
+std::vector<PlanOptions::Stage> ParallelPlan::own_stages() const {
+  std::vector<PlanOptions::Stage> own;
+  for (const auto& stage : options_.stages)
+    if (stage.rank == place_.pipeline) own.push_back(stage);
+  return own;
+}
+
+}  // namespace troupe

@@ -1,0 +1,75 @@
+#include "parallel/rank_exchange.h"
+
+#include "base/error.h"
+#include "parallel/ring_attention.h"
+#include "parallel/tensor_parallel.h"
+
+namespace troupe {
+
+RankExchange::RankExchange(const ParallelPlan& plan, const RankGroups& groups, bool head_tail)
+    : tensor_(groups.tensor()),
+      context_(groups.context()),
+      sequence_parallel_(tensor_ != nullptr && plan.options().sequence_parallel),
+      head_tail_(head_tail),
+      vocabulary_begin_(plan.vocabulary_begin()),
+      vocabulary_size_(plan.whole_config().vocab_size) {}
+
+ContextTokens RankExchange::tokens(int64_t num_tokens) const {
+  const int64_t multiple = sequence_parallel_ ? tensor_->size() : 1;
+  return {num_tokens, context_ == nullptr ? 0 : context_->rank(), context_ == nullptr ? 1 : context_->size(),
+          context_ != nullptr && head_tail_, multiple};
+}
+
+int64_t RankExchange::num_kept(int64_t num_tokens) const {
+  return tokens(num_tokens).num_local() / (sequence_parallel_ ? tensor_->size() : 1);
+}
+
+Tensor RankExchange::embed(const Tensor& tokens_T, const Tensor& weight_VD) const {
+  const auto own = tokens(tokens_T.numel());
+  const Tensor ids = tokens_T.to(at::kLong);
+  if (ids.is_cpu()) {
+    const bool is_inside =
+        ids.numel() == 0 || (ids.min().item<int64_t>() >= 0 && ids.max().item<int64_t>() < vocabulary_size_);
+    require(is_inside, "a token id of the row is outside of the vocabulary of ", vocabulary_size_);
+  }
+  const Tensor padded = at::zeros({own.num_padded()}, ids.options());
+  padded.narrow(0, 0, ids.numel()).copy_(ids);
+  const Tensor local = padded.index_select(0, at::tensor(own.places(), at::kLong).to(ids.device()));
+  if (tensor_ == nullptr) return Exchange::embed(local, weight_VD);
+  return leave(embed_part(local, weight_VD, vocabulary_begin_));
+}
+
+Tensor RankExchange::enter(const Tensor& x_TD) const {
+  return tensor_ == nullptr ? x_TD : enter_tensor_parallel(x_TD, *tensor_, sequence_parallel_);
+}
+
+Tensor RankExchange::leave(const Tensor& y_TD) const {
+  return tensor_ == nullptr ? y_TD : leave_tensor_parallel(y_TD, *tensor_, sequence_parallel_);
+}
+
+kernels::AttentionResult RankExchange::attention_forward(const Tensor& qkv_TE, const PackedLayout& layout,
+                                                         const kernels::AttentionShape& shape) const {
+  const auto own = tokens(layout.num_tokens);
+  const auto padded = padded_layout(layout, own.num_padded());
+  if (context_ == nullptr) return Exchange::attention_forward(qkv_TE, padded, shape);
+  return ring_attention_forward(qkv_TE, padded, shape, own, *context_);
+}
+
+Tensor RankExchange::attention_backward(const Tensor& d_output, const Tensor& qkv_TE,
+                                        const kernels::AttentionResult& result, const PackedLayout& layout,
+                                        const kernels::AttentionShape& shape) const {
+  const auto own = tokens(layout.num_tokens);
+  const auto padded = padded_layout(layout, own.num_padded());
+  if (context_ == nullptr) return Exchange::attention_backward(d_output, qkv_TE, result, padded, shape);
+  return ring_attention_backward(d_output, qkv_TE, result, padded, shape, own, *context_);
+}
+
+std::vector<int32_t> RankExchange::positions(const PackedLayout& layout) const {
+  const auto own = tokens(layout.num_tokens);
+  const auto all = padded_layout(layout, own.num_padded()).positions();
+  std::vector<int32_t> local;
+  for (const int64_t place : own.places()) local.push_back(all[static_cast<size_t>(place)]);
+  return local;
+}
+
+}  // namespace troupe

@@ -1,0 +1,39 @@
+// What the network's seam (models/exchange.h) does on one rank of a mesh: vocabulary-parallel embedding, tensor
+// parallel with or without sequence parallel, and context parallel by ring attention.
+#pragma once
+
+#include "models/exchange.h"
+#include "parallel/context_tokens.h"
+#include "parallel/plan.h"
+#include "parallel/rank_groups.h"
+
+namespace troupe {
+
+class RankExchange : public Exchange {
+ public:
+  /// `head_tail`: context ranks take tokens from both ends of a row. The groups must outlive this.
+  RankExchange(const ParallelPlan& plan, const RankGroups& groups, bool head_tail);
+
+  /// This rank's tokens of a row of `num_tokens`.
+  ContextTokens tokens(int64_t num_tokens) const;
+  /// Rows of the activations between layers: this rank's tokens, or with sequence parallel its part of them.
+  int64_t num_kept(int64_t num_tokens) const;
+
+  Tensor embed(const Tensor& tokens_T, const Tensor& weight_VD) const override;
+  Tensor enter(const Tensor& x_TD) const override;
+  Tensor leave(const Tensor& y_TD) const override;
+  bool sums_parts() const override { return tensor_ != nullptr; }
+  kernels::AttentionResult attention_forward(const Tensor& qkv_TE, const PackedLayout& layout,
+                                             const kernels::AttentionShape& shape) const override;
+  Tensor attention_backward(const Tensor& d_output, const Tensor& qkv_TE, const kernels::AttentionResult& result,
+                            const PackedLayout& layout, const kernels::AttentionShape& shape) const override;
+  std::vector<int32_t> positions(const PackedLayout& layout) const override;
+
+ private:
+  Collectives* tensor_;
+  Collectives* context_;
+  bool sequence_parallel_, head_tail_;
+  int64_t vocabulary_begin_, vocabulary_size_;
+};
+
+}  // namespace troupe
