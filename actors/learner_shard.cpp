@@ -35,13 +35,13 @@ class LearnerShard : public ShardWork {
     } else if (!setup_.initial_weights.empty()) {
       load_checkpoint_weights(setup_.initial_weights, *learner_);
     }
-    writer_.emplace(
-        groups_.copy(),
-        CheckpointWriterOptions{.is_async = setup_.save_async,
-                                .timeout = setup_.limit,
-                                .on_written = [observer = setup_.observer](const std::filesystem::path& path) {
-                                  if (observer != nullptr) observer->say(concat("checkpoint written: ", path.string()));
-                                }});
+    writer_.emplace(groups_.copy(), CheckpointWriterOptions{
+                                        .is_async = setup_.save_async,
+                                        .timeout = setup_.limit,
+                                        .on_written = [observer = setup_.observer](const std::filesystem::path& path) {
+                                          if (observer != nullptr)
+                                            observer->say(concat("checkpoint written: ", path.string()));
+                                        }});
     if (setup_.critic != nullptr) load_critic();
     return {{"parameters", setup_.model->config().num_parameters()},
             {"steps", setup_.num_steps},
