@@ -1,5 +1,6 @@
 #include "actors/learner_shard.h"
 
+#include "actors/batch_store.h"
 #include "actors/run_checkpoint.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -54,6 +55,7 @@ class LearnerShard : public ShardWork {
   nlohmann::json train(const TrainBatch& batch) override {
     writer_->check();  // a save that failed in the background ends the run here
     if (!batch.pairs.empty()) return learner_->train_preference(batch.pairs);
+    if (batch.rows_by_rank.empty() && setup_.record_batches && rank_ == 0) write_batch(setup_.folder, batch);
     if (batch.rows_by_rank.empty())
       return critic_ ? train_with_critic(batch) : nlohmann::json(learner_->train_policy(batch.trajectories));
     return learner_->train_language_model(batch.rows_by_rank.at(static_cast<size_t>(groups_.data_rank())));

@@ -23,6 +23,7 @@ struct LearnerShardSetup {
   at::ScalarType publish_dtype = at::kFloat;
   /// Told of each version, before the board, for other processes; may be empty.
   std::function<void(WeightSnapshotPointer)> on_publish;
+  bool record_batches = false;            // RL: every batch is kept for a replay
   std::filesystem::path folder;           // of the run
   int64_t num_steps = 0, first_step = 0;  // train steps of the run, and those done before
   std::filesystem::path resume_from;      // checkpoint folder, or ""

@@ -6,8 +6,8 @@
 #include "actors/engine_work.h"
 #include "actors/evaluator.h"
 #include "actors/gate.h"
-#include "actors/learner_shard.h"
 #include "actors/reward.h"
+#include "actors/rl_models.h"
 #include "actors/run_checkpoint.h"
 #include "actors/run_setup.h"
 #include "actors/trainer.h"
@@ -62,26 +62,6 @@ void add_gate(CastList& cast, const ClusterOptions& cluster, WorkerSettings sett
   };
 }
 
-/// The frozen model that the algorithm's KL is measured against; null where there is no KL.
-std::shared_ptr<const ModelSource> load_reference(const RlTopology& topology,
-                                                  const std::shared_ptr<const ModelSource>& model) {
-  if (!needs_reference(topology.learner.algorithm)) return nullptr;
-  return open_reference(topology.reference, topology.model, model, topology.run.seed);
-}
-
-/// The critic that the algorithm's values come from; null where it needs none.
-std::shared_ptr<const ModelSource> load_critic(const RlTopology& topology, const ModelSource& model) {
-  if (!needs_critic(topology.learner.algorithm)) return nullptr;
-  auto options = topology.critic.model.path.empty() ? topology.model : topology.critic.model;
-  options.is_reward_model = true;
-  auto critic = std::make_shared<const ModelSource>(options, topology.run.seed);
-  critic->check_weights();
-  require(critic->config().vocab_size == model.config().vocab_size, "critic.path = ", options.path,
-          ": its vocabulary of ", critic->config().vocab_size, " tokens is not the ", model.config().vocab_size,
-          " of model.path");
-  return critic;
-}
-
 }  // namespace
 
 int run_rl(const RlTopology& topology) {
@@ -89,15 +69,8 @@ int run_rl(const RlTopology& topology) {
   const int threads = topology.threads > 0 ? topology.threads : num_usable_cores();
   const auto observer = std::make_shared<ObserverGate>(topology.observer);
   const auto trace = std::make_shared<Trace>(topology.metrics.enable_trace);
-  refuse_own_model("model.path", topology.model.path, topology.run.folder);
-  refuse_own_model("reference.path", topology.reference.path, topology.run.folder);
-  refuse_own_model("critic.path", topology.critic.model.path, topology.run.folder);
-  const auto model = std::make_shared<const ModelSource>(topology.model, topology.run.seed);
-  model->check_weights();
-  check_parallel(model->config(), topology.mesh, topology.learner.parallel);
-  require(model->tokenizer() != nullptr, topology.model.path, ": no tokenizer, which RL needs");
-  const auto reference = load_reference(topology, model);
-  const auto critic = load_critic(topology, *model);
+  const auto models = open_models(topology);
+  const auto& model = models.policy;
   const std::shared_ptr<const PromptSource> prompts = make_prompt_source(topology.data);
   for (const auto& reward : topology.rewards)
     make_reward_function(reward);  // wrong settings are found before anything starts
@@ -117,10 +90,7 @@ int run_rl(const RlTopology& topology) {
                            ? topology.rollout.num_threads
                            : std::max(1, threads / std::max(1, topology.rollout.num_workers));
   if (engine.max_context_length <= 0) engine.max_context_length = topology.learner.max_context_length;
-  // The tokenizer's vocabulary, not the head's rows, which may be padded (invariant 6): no id without a token is drawn.
-  engine.log_prob_vocab_size = std::min(model->config().vocab_size, model->tokenizer()->vocab_size());
-  auto learner = topology.learner;
-  learner.log_prob_vocab_size = engine.log_prob_vocab_size;
+  engine.log_prob_vocab_size = log_prob_vocab_size(*model);
   const auto dtype = compute_dtype(topology.rollout.dtype);
 
   // Readers of weights: every worker of this process, and the evaluator.
@@ -239,24 +209,17 @@ int run_rl(const RlTopology& topology) {
     setup.score_limit = score_limit;
     return spawn_rollout(system, worker, std::move(director), std::move(reward), std::move(setup));
   };
-  const auto shard = shard_setup(learner, topology.run, topology.checkpoint, topology.mesh, threads, limit);
+  const auto shard = policy_shard_setup(topology, models, threads, limit, observer);
   cast.start_trainer = [=](caf::actor_system& system, batch_source_actor source, run_control_actor control,
                            supervisor_actor supervisor) {
     auto ranks = shard;
-    ranks.model = model;
-    ranks.observer = observer;
-    ranks.reference = reference;
-    ranks.critic = critic;
-    ranks.critic_lr = topology.critic.lr;
-    ranks.critic_warmup_steps = topology.critic.warmup_steps;
     ranks.board = board;
     ranks.publish_dtype = dtype;
     if (publisher != nullptr)
       ranks.on_publish = [publisher](WeightSnapshotPointer snapshot) { publisher->publish(std::move(snapshot)); };
-    ranks.options.algorithm.temperature = sampling.temperature;
     if (resumed) ranks.resume_from = resumed->path;
     ranks.initial_weights = initial_weights;
-    ranks.num_steps = topology.run.steps;
+    ranks.record_batches = topology.run.record_batches;
     ranks.first_step = state.step;
     TrainerSetup setup;
     setup.num_ranks = topology.mesh.num_ranks();

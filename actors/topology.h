@@ -25,6 +25,7 @@ struct RunOptions {
   uint64_t seed = 0;
   bool deterministic = false;   // needs target_offpolicy_steps = 0
   int64_t steps = 100;          // training.steps
+  bool record_batches = false;  // RL: keeps every batch in <folder>/batches, for run_replay
   std::string resolved_config;  // text of config.toml as resolved; written to the run folder
 };
 
@@ -206,6 +207,10 @@ struct PretrainTopology {
 /// started.
 int run_rl(const RlTopology& topology);
 int run_pretrain(const PretrainTopology& topology);
+
+/// Trains the policy again, into topology.run.folder, on the batches that the run in `recorded` kept, up to
+/// `until_step` (0: all). Same ranks and threads: the same weights, bit for bit.
+int run_replay(const RlTopology& topology, const std::string& recorded, int64_t until_step);
 
 /// What the run would hold in memory, in bytes by part, and its roles; for --dry-run. Reads only the model's
 /// description.

@@ -27,6 +27,7 @@ RunOptions run_options(const Config& config) {
   run.seed = static_cast<uint64_t>(config.integer("run.seed"));
   run.deterministic = config.boolean("run.deterministic");
   run.steps = config.integer("training.steps");
+  run.record_batches = config.boolean("run.record_batches");
   run.resolved_config = config.print(true);
   return run;
 }

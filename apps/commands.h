@@ -16,6 +16,7 @@ void add_pretrain(CLI::App& app, Action& action);
 void add_sft(CLI::App& app, Action& action);
 void add_reward_model(CLI::App& app, Action& action);
 void add_dpo(CLI::App& app, Action& action);
+void add_replay(CLI::App& app, Action& action);
 void add_worker(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);

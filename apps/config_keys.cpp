@@ -35,6 +35,7 @@ std::vector<KeySpec> make_plain_keys() {
       text("run.name", "run", "name of the run; part of the default folder"),
       text("run.folder", "", "run folder; empty: runs/<run.name>"),
       integer("run.seed", 0, "seed of every random number of the run", 0),
+      boolean("run.record_batches", false, "keep every batch of RL in the run folder, for troupe replay"),
       boolean("run.deterministic", false,
               "repeat and resume bit for bit: synchronous, fixed group to worker, ordered batches"),
 

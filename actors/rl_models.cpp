@@ -1,0 +1,62 @@
+#include "actors/rl_models.h"
+
+#include "actors/run_setup.h"
+#include "base/error.h"
+
+namespace troupe {
+namespace {
+
+/// The frozen model that the algorithm's KL is measured against; null where there is no KL.
+std::shared_ptr<const ModelSource> load_reference(const RlTopology& topology,
+                                                  const std::shared_ptr<const ModelSource>& model) {
+  if (!needs_reference(topology.learner.algorithm)) return nullptr;
+  return open_reference(topology.reference, topology.model, model, topology.run.seed);
+}
+
+/// The critic that the algorithm's values come from; null where it needs none.
+std::shared_ptr<const ModelSource> load_critic(const RlTopology& topology, const ModelSource& model) {
+  if (!needs_critic(topology.learner.algorithm)) return nullptr;
+  auto options = topology.critic.model.path.empty() ? topology.model : topology.critic.model;
+  options.is_reward_model = true;
+  auto critic = std::make_shared<const ModelSource>(options, topology.run.seed);
+  critic->check_weights();
+  require(critic->config().vocab_size == model.config().vocab_size, "critic.path = ", options.path,
+          ": its vocabulary of ", critic->config().vocab_size, " tokens is not the ", model.config().vocab_size,
+          " of model.path");
+  return critic;
+}
+
+}  // namespace
+
+RlModels open_models(const RlTopology& topology) {
+  refuse_own_model("model.path", topology.model.path, topology.run.folder);
+  refuse_own_model("reference.path", topology.reference.path, topology.run.folder);
+  refuse_own_model("critic.path", topology.critic.model.path, topology.run.folder);
+  const auto policy = std::make_shared<const ModelSource>(topology.model, topology.run.seed);
+  policy->check_weights();
+  check_parallel(policy->config(), topology.mesh, topology.learner.parallel);
+  require(policy->tokenizer() != nullptr, topology.model.path, ": no tokenizer, which RL needs");
+  return {policy, load_reference(topology, policy), load_critic(topology, *policy)};
+}
+
+int64_t log_prob_vocab_size(const ModelSource& policy) {
+  return std::min(policy.config().vocab_size, policy.tokenizer()->vocab_size());
+}
+
+LearnerShardSetup policy_shard_setup(const RlTopology& topology, const RlModels& models, int threads,
+                                     std::chrono::milliseconds limit, std::shared_ptr<ObserverGate> observer) {
+  auto learner = topology.learner;
+  learner.log_prob_vocab_size = log_prob_vocab_size(*models.policy);
+  learner.algorithm.temperature = topology.sampling.temperature;
+  auto setup = shard_setup(learner, topology.run, topology.checkpoint, topology.mesh, threads, limit);
+  setup.model = models.policy;
+  setup.observer = std::move(observer);
+  setup.reference = models.reference;
+  setup.critic = models.critic;
+  setup.critic_lr = topology.critic.lr;
+  setup.critic_warmup_steps = topology.critic.warmup_steps;
+  setup.num_steps = topology.run.steps;
+  return setup;
+}
+
+}  // namespace troupe

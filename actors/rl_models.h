@@ -1,0 +1,23 @@
+// The models of an RL run and what its trainer's ranks are given: shared by the run itself and by its replay.
+#pragma once
+
+#include "actors/learner_shard.h"
+#include "actors/topology.h"
+
+namespace troupe {
+
+struct RlModels {
+  std::shared_ptr<const ModelSource> policy;
+  std::shared_ptr<const ModelSource> reference;  // null where the algorithm measures no KL
+  std::shared_ptr<const ModelSource> critic;     // null where it needs no values
+};
+
+/// Opens what the algorithm needs. Throws Error naming the path and what is wrong with it.
+RlModels open_models(const RlTopology& topology);
+/// The tokenizer's vocabulary, not the head's rows, which may be padded (invariant 6): no id without a token is drawn.
+int64_t log_prob_vocab_size(const ModelSource& policy);
+/// Of every rank; without a board: nothing is published.
+LearnerShardSetup policy_shard_setup(const RlTopology& topology, const RlModels& models, int threads,
+                                     std::chrono::milliseconds limit, std::shared_ptr<ObserverGate> observer);
+
+}  // namespace troupe

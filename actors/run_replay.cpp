@@ -1,0 +1,57 @@
+// Trains again on the batches that a run recorded: the trainer and its batches alone, no worker and no reward. With the
+// ranks and threads of the run the weights are the run's, bit for bit.
+#include "actors/batch_store.h"
+#include "actors/data_feed.h"
+#include "actors/rl_models.h"
+#include "actors/run_setup.h"
+#include "actors/trainer.h"
+#include "base/cpu.h"
+#include "base/error.h"
+
+namespace troupe {
+
+int run_replay(const RlTopology& topology, const std::string& recorded, int64_t until_step) {
+  const auto last = last_recorded_step(recorded);
+  if (last == 0)
+    throw UsageError(concat(recorded, ": holds no batches/step-1.bin: a replay needs a run with run.record_batches"));
+  if (until_step <= 0) until_step = last;
+  if (until_step > last)
+    throw UsageError(concat(recorded, ": recorded ", last, " steps, fewer than --until-step ", until_step));
+  const int threads = topology.threads > 0 ? topology.threads : num_usable_cores();
+  const auto observer = std::make_shared<ObserverGate>(topology.observer);
+  const auto trace = std::make_shared<Trace>(false);
+  const auto models = open_models(topology);
+  const auto folder = open_run_folder(topology.run, -1);
+  const auto recorder = std::make_shared<RunRecorder>(folder, trace, observer, topology.run.seed);
+  const auto limit = milliseconds_of(topology.limits.request_timeout_s);
+  auto shard = policy_shard_setup(topology, models, threads, limit, observer);
+  shard.initial_weights = find_initial_weights(topology.checkpoint);
+
+  CastList cast;
+  cast.restarts = restart_options(topology.limits);
+  cast.observer = observer;
+  cast.start_data = [=](caf::actor_system& system) {
+    DataSetup setup;
+    setup.feed.fill = [recorded](TrainBatch& batch) { batch = read_batch(recorded, batch.step); };
+    setup.feed.cursor = [] { return TextCursor(); };
+    setup.num_steps = until_step;
+    setup.recorder = recorder;
+    const auto data = spawn_data(system, std::move(setup));
+    return std::pair<batch_source_actor, run_control_actor>(data, data);
+  };
+  cast.start_trainer = [=](caf::actor_system& system, batch_source_actor batches, run_control_actor control,
+                           supervisor_actor supervisor) {
+    TrainerSetup setup;
+    setup.num_ranks = topology.mesh.num_ranks();
+    setup.make_work = [shard](int rank) { return make_learner_shard(rank, shard); };
+    setup.trace = trace;
+    setup.observer = observer;
+    setup.limit = limit;
+    return spawn_trainer(system, std::move(batches), std::move(control), std::move(supervisor), std::move(setup));
+  };
+  const auto code = play(std::move(cast), play_options(topology.limits, topology.handle_signals));
+  recorder->sync();
+  return code;
+}
+
+}  // namespace troupe
