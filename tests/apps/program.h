@@ -12,7 +12,8 @@ extern char** environ;
 
 namespace troupe::actor_tests {
 
-/// `troupe` as a child process whose lines are read one by one; killed where it says nothing for a minute.
+/// `troupe` as a child process whose lines are read one by one; killed where it is silent for a minute, or where a line
+/// that is waited for does not come within two.
 class Program {
  public:
   explicit Program(std::vector<std::string> arguments) {
@@ -41,8 +42,13 @@ class Program {
   }
   /// Reads until a line holds `part`; false at the end of the output.
   bool wait_for_line(const std::string& part) {
-    for (std::string line; read_line(line);)
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+    for (std::string line; read_line(line);) {
       if (line.find(part) != std::string::npos) return true;
+      if (std::chrono::steady_clock::now() < give_up) continue;
+      ::kill(process_, SIGKILL);
+      FAIL("no line with \"", part, "\" within two minutes; the last one: ", line);
+    }
     return false;
   }
   void interrupt() const { signal(SIGINT); }
@@ -55,7 +61,7 @@ class Program {
   }
   /// Reads the rest; the exit code, or -1 where it was killed.
   int finish() {
-    for (std::string line; read_line(line);) continue;
+    wait_for_line("\n");  // which stands in no line
     int status = 0;
     REQUIRE(::waitpid(process_, &status, 0) == process_);
     process_ = -1;
