@@ -1,9 +1,7 @@
 // Builds the cast of a run of the trainer alone (supervisor, trainer with its shards, data) and plays it: pre-training,
 // supervised fine-tuning, reward models, DPO.
-#include "actors/data_feed.h"
 #include "actors/learner_shard.h"
 #include "actors/run_setup.h"
-#include "actors/trainer.h"
 #include "base/cpu.h"
 #include "base/error.h"
 
@@ -171,42 +169,27 @@ int run_pretrain(const PretrainTopology& topology) {
   CastList cast;
   cast.restarts = restart_options(topology.limits);
   cast.observer = observer;
-  cast.start_data = [=](caf::actor_system& system) {
-    DataSetup setup;
-    setup.feed = data.feed;
-    setup.first_step = first_step;
-    setup.num_steps = topology.run.steps;
-    setup.save_interval = topology.checkpoint.enable ? topology.checkpoint.interval : 0;
-    setup.save_at_end = topology.checkpoint.enable;
-    setup.validation_interval = topology.validation_interval;
-    setup.validate = data.validation.batch != nullptr;
-    setup.recorder = recorder;
-    const auto data = spawn_data(system, std::move(setup));
-    return std::pair<batch_source_actor, run_control_actor>(data, data);
-  };
-  cast.start_trainer = [=](caf::actor_system& system, batch_source_actor batches, run_control_actor control,
-                           supervisor_actor supervisor) {
-    TrainerSetup setup;
-    setup.num_ranks = topology.mesh.num_ranks();
-    setup.make_work = [shard](int rank) { return make_learner_shard(rank, shard); };
-    setup.trace = trace;
-    setup.observer = observer;
-    setup.first_step = first_step;
-    setup.write_model = topology.checkpoint.last_save_in_hf;
-    setup.validation = data.validation;
-    setup.limit = limit;
-    return spawn_trainer(system, std::move(batches), std::move(control), std::move(supervisor), std::move(setup));
-  };
-  const auto finish = [=, &topology] {
-    recorder->sync();
-    if (topology.metrics.enable_trace) trace->write(std::filesystem::path(topology.run.folder) / "trace.json");
-    observer->call([](RunObserver& listener) { listener.on_end(); });
-  };
-  auto options = play_options(topology.limits, topology.handle_signals);
-  options.on_forced_end = finish;
-  const auto code = play(std::move(cast), options);
-  finish();
-  return code;
+  DataSetup feed;
+  feed.feed = data.feed;
+  feed.first_step = first_step;
+  feed.num_steps = topology.run.steps;
+  feed.save_interval = topology.checkpoint.enable ? topology.checkpoint.interval : 0;
+  feed.save_at_end = topology.checkpoint.enable;
+  feed.validation_interval = topology.validation_interval;
+  feed.validate = data.validation.batch != nullptr;
+  feed.recorder = recorder;
+  TrainerSetup trainer;
+  trainer.num_ranks = topology.mesh.num_ranks();
+  trainer.make_work = [shard](int rank) { return make_learner_shard(rank, shard); };
+  trainer.trace = trace;
+  trainer.observer = observer;
+  trainer.first_step = first_step;
+  trainer.write_model = topology.checkpoint.last_save_in_hf;
+  trainer.validation = data.validation;
+  trainer.limit = limit;
+  cast_data_and_trainer(cast, std::move(feed), std::move(trainer));
+  return play_and_finish(std::move(cast), play_options(topology.limits, topology.handle_signals), recorder, trace,
+                         topology.run.folder, topology.metrics.enable_trace);
 }
 
 nlohmann::json describe(const PretrainTopology& topology) {

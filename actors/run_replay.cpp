@@ -1,10 +1,8 @@
 // Trains again on the batches that a run recorded: the trainer and its batches alone, no worker and no reward. With the
 // ranks and threads of the run the weights are the run's, bit for bit.
 #include "actors/batch_store.h"
-#include "actors/data_feed.h"
 #include "actors/rl_models.h"
 #include "actors/run_setup.h"
-#include "actors/trainer.h"
 #include "base/cpu.h"
 #include "base/error.h"
 
@@ -30,25 +28,18 @@ int run_replay(const RlTopology& topology, const std::string& recorded, int64_t 
   CastList cast;
   cast.restarts = restart_options(topology.limits);
   cast.observer = observer;
-  cast.start_data = [=](caf::actor_system& system) {
-    DataSetup setup;
-    setup.feed.fill = [recorded](TrainBatch& batch) { batch = read_batch(recorded, batch.step); };
-    setup.feed.cursor = [] { return TextCursor(); };
-    setup.num_steps = until_step;
-    setup.recorder = recorder;
-    const auto data = spawn_data(system, std::move(setup));
-    return std::pair<batch_source_actor, run_control_actor>(data, data);
-  };
-  cast.start_trainer = [=](caf::actor_system& system, batch_source_actor batches, run_control_actor control,
-                           supervisor_actor supervisor) {
-    TrainerSetup setup;
-    setup.num_ranks = topology.mesh.num_ranks();
-    setup.make_work = [shard](int rank) { return make_learner_shard(rank, shard); };
-    setup.trace = trace;
-    setup.observer = observer;
-    setup.limit = limit;
-    return spawn_trainer(system, std::move(batches), std::move(control), std::move(supervisor), std::move(setup));
-  };
+  DataSetup feed;
+  feed.feed.fill = [recorded](TrainBatch& batch) { batch = read_batch(recorded, batch.step); };
+  feed.feed.cursor = [] { return TextCursor(); };
+  feed.num_steps = until_step;
+  feed.recorder = recorder;
+  TrainerSetup trainer;
+  trainer.num_ranks = topology.mesh.num_ranks();
+  trainer.make_work = [shard](int rank) { return make_learner_shard(rank, shard); };
+  trainer.trace = trace;
+  trainer.observer = observer;
+  trainer.limit = limit;
+  cast_data_and_trainer(cast, std::move(feed), std::move(trainer));
   const auto code = play(std::move(cast), play_options(topology.limits, topology.handle_signals));
   recorder->sync();
   return code;

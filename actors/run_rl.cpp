@@ -231,18 +231,11 @@ int run_rl(const RlTopology& topology) {
     setup.limit = limit;
     return spawn_trainer(system, std::move(source), std::move(control), std::move(supervisor), std::move(setup));
   };
-  const auto finish = [=, &topology] {
-    recorder->sync();
-    if (topology.metrics.enable_trace) trace->write(std::filesystem::path(topology.run.folder) / "trace.json");
-    observer->call([](RunObserver& listener) { listener.on_end(); });
-  };
   auto options = play_options(topology.limits, topology.handle_signals);
-  options.on_forced_end = finish;
   if (publisher != nullptr)
     options.network = NetworkOptions{topology.cluster.heartbeat_s, topology.cluster.lost_after_s};
-  const auto code = play(std::move(cast), options);
-  finish();
-  return code;
+  return play_and_finish(std::move(cast), std::move(options), recorder, trace, topology.run.folder,
+                         topology.metrics.enable_trace);
 }
 
 nlohmann::json describe(const RlTopology& topology) {

@@ -84,6 +84,30 @@ PlayOptions play_options(const LimitOptions& limits, bool handle_signals) {
   return options;
 }
 
+void cast_data_and_trainer(CastList& cast, DataSetup data, TrainerSetup trainer) {
+  cast.start_data = [data = std::move(data)](caf::actor_system& system) {
+    const auto actor = spawn_data(system, data);
+    return std::pair<batch_source_actor, run_control_actor>(actor, actor);
+  };
+  cast.start_trainer = [trainer = std::move(trainer)](caf::actor_system& system, batch_source_actor batches,
+                                                      run_control_actor control, supervisor_actor supervisor) {
+    return spawn_trainer(system, std::move(batches), std::move(control), std::move(supervisor), trainer);
+  };
+}
+
+int play_and_finish(CastList cast, PlayOptions options, const std::shared_ptr<RunRecorder>& recorder,
+                    const std::shared_ptr<Trace>& trace, const std::filesystem::path& run_folder, bool write_trace) {
+  const auto finish = [=, observer = cast.observer] {
+    recorder->sync();
+    if (write_trace) trace->write(run_folder / "trace.json");
+    observer->call([](RunObserver& listener) { listener.on_end(); });
+  };
+  options.on_forced_end = finish;
+  const auto code = play(std::move(cast), options);
+  finish();
+  return code;
+}
+
 LearnerShardSetup shard_setup(const LearnerOptions& learner, const RunOptions& run, const CheckpointOptions& checkpoint,
                               const MeshDegrees& mesh, int threads, std::chrono::milliseconds limit) {
   LearnerShardSetup setup;

@@ -1,11 +1,13 @@
 // What run_rl and run_pretrain share: run folder, resume, restart patience, the shards' setup.
 #pragma once
 
+#include "actors/data_feed.h"
 #include "actors/learner_shard.h"
 #include "actors/play.h"
 #include "actors/restart_policy.h"
 #include "actors/run_checkpoint.h"
 #include "actors/topology.h"
+#include "actors/trainer.h"
 #include "base/run_folder.h"
 
 namespace troupe {
@@ -27,6 +29,12 @@ RestartOptions restart_options(const LimitOptions& limits);
 /// Seconds to the duration that requests take.
 std::chrono::milliseconds milliseconds_of(double seconds);
 PlayOptions play_options(const LimitOptions& limits, bool handle_signals);
+/// The two actors of a run without generation: the data actor, batch source and run control in one, and the trainer.
+void cast_data_and_trainer(CastList& cast, DataSetup data, TrainerSetup trainer);
+/// Plays, then completes the run folder (records, trace.json where it is wanted) and tells the observer, also where the
+/// process has to be ended with actors still in it. Returns the exit code.
+int play_and_finish(CastList cast, PlayOptions options, const std::shared_ptr<RunRecorder>& recorder,
+                    const std::shared_ptr<Trace>& trace, const std::filesystem::path& run_folder, bool write_trace);
 LearnerShardSetup shard_setup(const LearnerOptions& learner, const RunOptions& run, const CheckpointOptions& checkpoint,
                               const MeshDegrees& mesh, int threads, std::chrono::milliseconds limit);
 /// Bytes of the trainer's parts.
