@@ -4,8 +4,8 @@
 #include <unistd.h>
 
 #include <random>
-#include <zmq.hpp>
 
+#include "actors/socket_frames.h"
 #include "actors/weight_manifest.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -118,14 +118,8 @@ class WeightPublisher::Loop {
   }
 
   bool receive() {
-    zmq::message_t identity, body, more;
-    if (!socket_.recv(identity, zmq::recv_flags::dontwait)) return false;
-    if (identity.more()) (void)socket_.recv(body, zmq::recv_flags::dontwait);
-    bool is_longer = body.more();
-    while (is_longer) {
-      (void)socket_.recv(more, zmq::recv_flags::dontwait);
-      is_longer = more.more();
-    }
+    zmq::message_t identity, body;
+    if (!receive_frames(socket_, identity, body)) return false;
     const auto words = nlohmann::json::parse(body.to_string_view(), nullptr, false);
     try {
       if (!words.is_object() || !hear(identity.to_string(), words)) ++owner_.num_strangers_;

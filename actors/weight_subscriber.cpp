@@ -3,8 +3,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <zmq.hpp>
-
+#include "actors/socket_frames.h"
 #include "actors/weight_manifest.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -69,14 +68,8 @@ class WeightSubscriber::Loop {
   }
 
   bool receive() {
-    zmq::message_t head, bytes, more;
-    if (!socket_.recv(head, zmq::recv_flags::dontwait)) return false;
-    if (head.more()) (void)socket_.recv(bytes, zmq::recv_flags::dontwait);
-    bool is_longer = bytes.more();
-    while (is_longer) {
-      (void)socket_.recv(more, zmq::recv_flags::dontwait);
-      is_longer = more.more();
-    }
+    zmq::message_t head, bytes;
+    if (!receive_frames(socket_, head, bytes)) return false;
     if (is_pausing_) return true;  // the rest of a version that was refused
     try {
       const auto words = nlohmann::json::parse(head.to_string_view());
