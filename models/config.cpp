@@ -1,8 +1,6 @@
 // Reading and writing config.json. Rope lives in config_rope.cpp, the list of parameters in parameter_specs.cpp.
 #include "models/config.h"
 
-#include <algorithm>
-#include <cmath>
 #include <optional>
 
 #include "base/error.h"
@@ -25,15 +23,16 @@ struct Family {
   bool reads_attention_bias;  // key attention_bias: q, k, v and o
   bool reads_mlp_bias;
   bool query_key_norm;
+  bool has_sliding_window;  // llama has no such key; transformers ignores it too
   bool sliding_needs_flag;  // sliding_window counts only with use_sliding_window, and only from layer max_window_layers
                             // on
 };
 
 constexpr Family kFamilies[] = {
-    {"llama", "Llama", 0, 2048, 0, false, true, true, false, false},
-    {"mistral", "Mistral", 8, 131072, 0, false, false, false, false, false},
-    {"qwen2", "Qwen2", 32, 32768, 0, true, false, false, false, true},
-    {"qwen3", "Qwen3", 32, 32768, 128, false, true, false, true, true},
+    {"llama", "Llama", 0, 2048, 0, false, true, true, false, false, false},
+    {"mistral", "Mistral", 8, 131072, 0, false, false, false, false, true, false},
+    {"qwen2", "Qwen2", 32, 32768, 0, true, false, false, false, true, true},
+    {"qwen3", "Qwen3", 32, 32768, 128, false, true, false, true, true, true},
 };
 
 const Family& find_family(const std::string& model_type) {
@@ -88,34 +87,6 @@ void refuse_unsupported_keys(const ConfigFields& fields) {
   if (const auto dropout = fields.number("attention_dropout", 0.0); dropout != 0) {
     log::warning("config.json: attention_dropout = ", dropout, " is not applied");
   }
-}
-
-/// A window that is shorter than what the model may see is refused; one that never closes is not a window.
-void refuse_sliding_window(const ConfigFields& fields, const Family& family, const ModelConfig& config) {
-  if (family.model_type == std::string("llama")) return;  // the family has no such key; transformers ignores it too
-  const auto window = fields.integer("sliding_window", 0, /*smallest=*/0);
-  const bool open = window == 0 || window >= config.max_position_embeddings;
-  bool slides = !open;
-  if (family.sliding_needs_flag) {
-    slides = slides && fields.boolean("use_sliding_window", false) &&
-             (fields.find("layer_types") != nullptr ||
-              fields.integer("max_window_layers", 28, /*smallest=*/0) < config.num_hidden_layers);
-  }
-  const auto* layer_types = fields.find("layer_types");
-  if (layer_types != nullptr) {
-    require(layer_types->is_array() && layer_types->size() == static_cast<size_t>(config.num_hidden_layers),
-            "config.json: layer_types must be a list of num_hidden_layers = ", config.num_hidden_layers, " names");
-    bool any_sliding = false;
-    for (const auto& type : *layer_types) {
-      require(type == "full_attention" || type == "sliding_attention", "config.json: layer_types holds ", type.dump(),
-              "; supported is \"full_attention\"");
-      any_sliding = any_sliding || type == "sliding_attention";
-    }
-    slides = slides && any_sliding;
-  }
-  require(!slides, "config.json: sliding_window = ", window,
-          " is not supported (shorter than max_position_embeddings = ", config.max_position_embeddings,
-          "); a copy whose max_position_embeddings is at most the window can be read");
 }
 
 int64_t read_num_labels(const ConfigFields& fields, const Family& family) {
@@ -223,8 +194,10 @@ ModelConfig parse_model_config(const json& document) {
   config.query_key_norm = family.query_key_norm;
   config.num_labels = read_num_labels(fields, family);
   if (config.num_labels > 0) config.tie_word_embeddings = false;  // there is no head over the vocabulary to tie
-  config.rope = parse_rope(fields);
-  refuse_sliding_window(fields, family, config);
+  config.rope = parse_rope(fields, config.max_position_embeddings, config.head_dim);
+  if (family.has_sliding_window) {
+    config.attention_windows = parse_attention_windows(fields, family.sliding_needs_flag, config.num_hidden_layers);
+  }
   const auto bos = read_token_ids(fields, "bos_token_id");
   config.bos_token_id = bos.empty() ? -1 : bos.front();
   config.eos_token_ids = read_token_ids(fields, "eos_token_id");
@@ -253,8 +226,9 @@ json write_model_config(const ModelConfig& config, const std::string& dtype) {
   if (family.reads_attention_bias) result["attention_bias"] = config.attention_bias;
   if (family.reads_mlp_bias) result["mlp_bias"] = config.mlp_bias;
   if (family.sliding_needs_flag && !result.contains("use_sliding_window")) result["use_sliding_window"] = false;
-  if (family.model_type == std::string("mistral") && !result.contains("sliding_window"))
-    result["sliding_window"] = nullptr;
+  if (family.has_sliding_window && !family.sliding_needs_flag) {
+    result["sliding_window"] = config.attention_windows.empty() ? json() : json(config.attention_windows.front());
+  }
   if (config.num_labels > 0 && read_num_labels(ConfigFields(result), family) != config.num_labels) {
     result.erase("num_labels");
     result["id2label"] = json::object();

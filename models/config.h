@@ -10,12 +10,23 @@ namespace troupe {
 
 /// Rotary position embedding and its scaling; `kind` as in Hugging Face's `rope_type`.
 struct RopeConfig {
-  std::string kind = "default";  // "default", "linear", "llama3", ... ; unknown kinds are refused when read
+  std::string kind = "default";  // default, linear, dynamic, yarn, longrope, llama3; others are refused when read
   double theta = 10000;
   double factor = 1;
-  double low_freq_factor = 1;
-  double high_freq_factor = 4;
-  int64_t original_max_position_embeddings = 0;
+  double low_freq_factor = 1;   // llama3
+  double high_freq_factor = 4;  // llama3
+  int64_t original_max_position_embeddings =
+      0;                                 // llama3, yarn, longrope; of dynamic the model's max_position_embeddings
+  double beta_fast = 32, beta_slow = 1;  // yarn: rotations over the original length that bound the ramp
+  bool truncate = true;                  // yarn: bounds of the ramp are rounded outwards
+  double attention_factor = 1;           // yarn, longrope: cosines and sines are multiplied by it
+  std::vector<double> short_factor,
+      long_factor;  // longrope: divisors [head_dim / 2] within and beyond the original length
+
+  bool operator==(const RopeConfig&) const = default;
+
+  /// Sequences of up to this many tokens share one set of frequencies; longer ones of "dynamic" and "longrope" differ.
+  int64_t constant_length() const;
 };
 
 /// One description for the dense decoders (llama, qwen2, qwen3, mistral). Names follow Hugging Face's config.json.
@@ -36,6 +47,8 @@ struct ModelConfig {
   bool attention_output_bias = false;  // o_proj
   bool mlp_bias = false;
   bool query_key_norm = false;  // RMSNorm over each head of q and k before rope (qwen3)
+  /// Per layer how many tokens a token sees, itself the last of them; 0: all before it. Empty: 0 in every layer.
+  std::vector<int64_t> attention_windows;
   int64_t num_labels = 0;  // > 0: a sequence-classification head `score.weight` [num_labels, hidden_size], no lm_head
   RopeConfig rope;
   int64_t bos_token_id = -1;
@@ -44,6 +57,9 @@ struct ModelConfig {
       source;  // config.json as read (of a nested one, its text_config); export starts from it, so nothing is lost
 
   int64_t num_parameters() const;  // tied weights once
+  int64_t attention_window(int64_t layer) const {
+    return attention_windows.empty() ? 0 : attention_windows[static_cast<size_t>(layer)];
+  }
 };
 
 /// Families that parse_model_config knows.
@@ -70,7 +86,9 @@ struct ParameterSpec {
 /// untied head.
 std::vector<ParameterSpec> parameter_specs(const ModelConfig& config);
 
-/// Inverse frequencies [head_dim/2] after scaling (float64), Su et al. 2021; "llama3" as in Meta's Llama 3.1 release.
-std::vector<double> rope_inverse_frequencies(const RopeConfig& rope, int64_t head_dim);
+/// Inverse frequencies [head_dim/2] after scaling (float64) of a sequence of `length` tokens (0: one that is not longer
+/// than constant_length). Su et al. 2021; "llama3" as in Meta's Llama 3.1 release, "yarn" Peng et al. 2023, "longrope"
+/// Ding et al. 2024, "dynamic" raises theta with the length.
+std::vector<double> rope_inverse_frequencies(const RopeConfig& rope, int64_t head_dim, int64_t length = 0);
 
 }  // namespace troupe

@@ -50,6 +50,19 @@ double ConfigFields::number(const std::string& key, std::optional<double> fallba
   return result;
 }
 
+std::vector<double> ConfigFields::numbers(const std::string& key) const {
+  const auto* value = find(key);
+  require(value != nullptr, "config.json: ", where_, key, " is missing");
+  require(value->is_array(), "config.json: ", where_, key, " must be a list of numbers");
+  std::vector<double> result;
+  for (const auto& item : *value) {
+    require(item.is_number() && std::isfinite(item.get<double>()), "config.json: ", where_, key,
+            " must be a list of numbers, but holds ", item.dump());
+    result.push_back(item.get<double>());
+  }
+  return result;
+}
+
 bool ConfigFields::boolean(const std::string& key, bool fallback) const {
   const auto* value = find(key);
   if (value == nullptr) return fallback;

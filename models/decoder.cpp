@@ -63,10 +63,11 @@ Tensor Decoder::forward_units(int64_t begin, int64_t end, const Tensor& x_TD, co
   auto context = std::make_shared<blocks::AttentionContext>();
   context->layout = layout;
   context->shape = {config_.num_attention_heads, config_.num_key_value_heads, config_.head_dim,
-                    1 / std::sqrt(static_cast<double>(config_.head_dim))};
+                    1 / std::sqrt(static_cast<double>(config_.head_dim)), /*window=*/0};
   context->norm_eps = config_.rms_norm_eps;
   context->exchange = exchange_;
   const int64_t last_unit = num_units() - 1;
+  std::map<int64_t, std::shared_ptr<const blocks::AttentionContext>> by_window;
   Tensor x = x_TD;
   for (int64_t unit = begin; unit < end; ++unit) {
     if (unit == 0) {
@@ -76,11 +77,21 @@ Tensor Decoder::forward_units(int64_t begin, int64_t end, const Tensor& x_TD, co
       x = runner.run(unit, embed, Tensor());
     } else if (unit < last_unit) {
       if (!context->rope_table_Td.defined()) {
-        context->rope_table_Td = blocks::rope_table(config_.rope, config_.head_dim, exchange_->positions(layout),
-                                                    x.scalar_type(), x.device());
+        // A rank that holds a part of each document does not know their lengths: it stays within the constant length.
+        const auto positions = exchange_->positions(layout);
+        const bool is_whole = static_cast<int32_t>(positions.size()) == layout.num_tokens;
+        context->rope_table_Td =
+            blocks::rope_table(config_.rope, config_.head_dim, positions, x.scalar_type(), x.device(),
+                               is_whole ? layout.document_lengths() : std::vector<int32_t>{});
+      }
+      auto& of_layer = by_window[config_.attention_window(unit - 1)];
+      if (of_layer == nullptr) {
+        auto windowed = std::make_shared<blocks::AttentionContext>(*context);
+        windowed->shape.window = config_.attention_window(unit - 1);
+        of_layer = windowed;
       }
       x = runner.run(
-          unit, [this, unit, context](const Tensor& input) { return layer(unit - 1, input, context); }, x);
+          unit, [this, unit, of_layer](const Tensor& input) { return layer(unit - 1, input, of_layer); }, x);
     } else {
       const auto norm = [this](const Tensor& input) {
         return exchange_->enter(blocks::rms_norm(input, parameter("model.norm.weight"), config_.rms_norm_eps));

@@ -1,6 +1,8 @@
 // Checks and positions of packed rows.
 #include "models/layout.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace troupe {
@@ -12,6 +14,20 @@ std::vector<int32_t> PackedLayout::positions() const {
     for (int32_t i = 0; i < segment.length; ++i) positions[segment.begin + i] = first + i;
   }
   return positions;
+}
+
+std::vector<int32_t> PackedLayout::document_lengths() const {
+  std::vector<int32_t> of_root(segments.size());
+  const auto root = [&](size_t i) { return segments[i].parent < 0 ? i : static_cast<size_t>(segments[i].parent); };
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const int32_t shared = segments[i].parent < 0 ? 0 : segments[root(i)].length;
+    of_root[root(i)] = std::max(of_root[root(i)], shared + segments[i].length);
+  }
+  std::vector<int32_t> lengths(num_tokens);
+  for (size_t i = 0; i < segments.size(); ++i) {
+    std::fill_n(lengths.begin() + segments[i].begin, segments[i].length, of_root[root(i)]);
+  }
+  return lengths;
 }
 
 void PackedLayout::check() const {

@@ -25,6 +25,8 @@ struct PackedLayout {
 
   /// Position of every token: counts from 0 in a root segment, from the parent's length in a child.
   std::vector<int32_t> positions() const;
+  /// For every token the tokens of its document: a root's own length and that of its longest child.
+  std::vector<int32_t> document_lengths() const;
   /// Throws Error on gaps, overlaps, bad parents or a wrong token count.
   void check() const;
 };

@@ -52,6 +52,8 @@ kernels::AttentionResult RankExchange::attention_forward(const Tensor& qkv_TE, c
   const auto own = tokens(layout.num_tokens);
   const auto padded = padded_layout(layout, own.num_padded());
   if (context_ == nullptr) return Exchange::attention_forward(qkv_TE, padded, shape);
+  require(shape.window == 0, "a sliding window of ", shape.window,
+          " tokens over parallelism.context_parallel_degree = ", context_->size(), " is not supported");
   return ring_attention_forward(qkv_TE, padded, shape, own, *context_);
 }
 

@@ -62,6 +62,10 @@ struct Engine::Implementation {
             options.prefill_chunk_tokens);
     require(options.max_context_length >= 2, "rollout: max_context_length must be at least 2, is ",
             options.max_context_length);
+    require(options.max_context_length <= config.rope.constant_length(),
+            "rollout: max_context_length = ", options.max_context_length, ", but the frequencies of rope_type \"",
+            config.rope.kind, "\" change with the length beyond ", config.rope.constant_length(),
+            " tokens: keys in a cache would not fit");
     require(options.kv_cache_mib >= 0, "rollout.kv_cache_mib must be at least 0, is ", options.kv_cache_mib);
     require(config.head_dim % 2 == 0 && config.num_key_value_heads > 0 &&
                 config.num_attention_heads % config.num_key_value_heads == 0,

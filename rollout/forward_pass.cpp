@@ -127,12 +127,13 @@ class CpuForwardPass final : public ForwardPass {
   /// Cosines and sines of all positions so far asked for; angles are position * frequency in fp32 as in the trainer.
   void fill_rotations() {
     const int64_t half = head_size_ / 2;
+    const auto scale = static_cast<float>(config_.rope.attention_factor);
     for (const auto& row : *rows_) {
       while (num_rotations_ <= row.position) {
         for (int64_t i = 0; i < half; ++i) {
           const float angle = static_cast<float>(num_rotations_) * model_->inverse_frequencies[i];
-          cosines_.push_back(std::cos(angle));
-          sines_.push_back(std::sin(angle));
+          cosines_.push_back(std::cos(angle) * scale);
+          sines_.push_back(std::sin(angle) * scale);
         }
         ++num_rotations_;
       }
@@ -251,10 +252,14 @@ class CpuForwardPass final : public ForwardPass {
     task.query = qkv_.data() + r * qkv_stride_ + kv_head * group_ * head_size_;
     task.keys = keys(layer_index) + kv_head * options_.block_tokens * head_size_;
     task.values = values(layer_index) + kv_head * options_.block_tokens * head_size_;
-    task.blocks = row.blocks;
+    const int64_t window = config_.attention_window(layer_index);
+    const int64_t first = window > 0 ? std::max<int64_t>(row.position + 1 - window, 0) : 0;
+    const int64_t first_block = first / options_.block_tokens;
+    task.blocks = row.blocks + first_block;
     task.block_stride = block_elements_;
     task.block_tokens = options_.block_tokens;
-    task.length = row.position + 1;
+    task.first = first - first_block * options_.block_tokens;
+    task.length = row.position + 1 - first_block * options_.block_tokens;
     task.num_heads = group_;
     task.head_size = head_size_;
     task.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_size_)));

@@ -20,6 +20,7 @@ AttentionArguments arguments(const Tensor& qkv_TE, const AttentionResult& result
   a.num_key_value_heads = shape.num_key_value_heads;
   a.head_dim = shape.head_dim;
   a.scale = static_cast<float>(shape.scale);
+  a.window = shape.window > 0 ? shape.window : std::numeric_limits<int64_t>::max();
   return a;
 }
 

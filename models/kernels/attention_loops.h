@@ -127,6 +127,7 @@ struct Attention {
 
   struct KeyBlock {
     int64_t token, count, own_offset;  // own_offset -1: the parent's, seen by every query
+    int64_t position;                  // of the first key in its document
     Pack *keys, *values;
   };
 
@@ -142,7 +143,12 @@ struct Attention {
     const auto add_blocks = [&](int64_t begin, int64_t length, bool own) {
       for (int64_t k = 0; k < length; k += kBlock, ++block) {
         const int64_t count = length - k < kBlock ? length - k : kBlock;
-        blocks[block] = {begin + k, count, own ? k : -1, scratch.template take<Pack>(key_packs),
+        const int64_t position = own ? segment.parent_length + k : k;
+        blocks[block] = {begin + k,
+                         count,
+                         own ? k : -1,
+                         position,
+                         scratch.template take<Pack>(key_packs),
                          scratch.template take<Pack>(value_packs)};
         const T* row = qkv + (begin + k) * g.row_stride;
         pack_transposed(row + g.key_offset, g.row_stride, count, g.head_dim, blocks[block].keys);
@@ -166,11 +172,13 @@ struct Attention {
         for (int64_t r = 0; r < rows; ++r) maxima[r] = kHidden, totals[r] = 0;
         for (int64_t b = 0; b < num_blocks && blocks[b].own_offset <= q; ++b) {
           const int64_t count = blocks[b].count, width = padded(count);
+          const int64_t distance = segment.parent_length + q - blocks[b].position;
+          if (out_of_sight(a, distance, count) == count) continue;
           product<Tile>(rows, width, g.depth, {queries, g.depth, 1}, blocks[b].keys, kBlock, scores, kBlock, false);
           for (int64_t r = 0; r < rows; ++r) {
             const int64_t seen = visible(blocks[b].own_offset, q + r, count);
-            softmax_row(scores + r * kBlock, seen, width, a.scale, maxima + r, totals + r, sums + r * g.columns,
-                        g.columns);
+            softmax_row(scores + r * kBlock, out_of_sight(a, distance + r, count), seen, width, a.scale, maxima + r,
+                        totals + r, sums + r * g.columns, g.columns);
           }
           product<Tile>(rows, g.columns, packs(count), as_left(scores, rows, width, narrow), blocks[b].values,
                         g.columns, sums, g.columns, true);
@@ -191,9 +199,21 @@ struct Attention {
     return position - own_offset + 1;
   }
 
-  /// Turns a row of scores into unnormalised probabilities under the new running maximum and rescales what came before.
-  static void softmax_row(float* row, int64_t seen, int64_t width, float scale, float* maximum, float* total,
-                          float* sums, int64_t columns) {
+  /// How many of a block's first keys lie before the window of a query `distance` tokens after the first key.
+  static int64_t out_of_sight(const AttentionArguments& a, int64_t distance, int64_t count) {
+    const int64_t hidden = distance + 1 - a.window;
+    return hidden <= 0 ? 0 : hidden < count ? hidden : count;
+  }
+
+  /// Turns a row of scores, of which [hidden, seen) count, into unnormalised probabilities under the new running
+  /// maximum and rescales what came before.
+  static void softmax_row(float* row, int64_t hidden, int64_t seen, int64_t width, float scale, float* maximum,
+                          float* total, float* sums, int64_t columns) {
+    if (hidden >= seen) {
+      for (int64_t i = 0; i < width; ++i) row[i] = 0;
+      return;
+    }
+    for (int64_t i = 0; i < hidden; ++i) row[i] = kHidden;
     for (int64_t i = seen; i < width; ++i) row[i] = kHidden;
     float top = kHidden;
 #pragma omp simd reduction(max : top)
@@ -302,9 +322,11 @@ struct Attention {
       const bool own = s == key_segment;
       for (int64_t q = own ? key_begin : 0; q < segments[s].length; q += kBlock) {
         const int64_t rows = segments[s].length - q < kBlock ? segments[s].length - q : kBlock;
+        const int64_t distance = (own ? q : segments[s].parent_length + q) - key_begin;
+        if (out_of_sight(a, distance, count) == count) break;
         for (int64_t h = 0; h < g.group; ++h) {
-          backward_block(a, g, segments[s].begin + q, rows, place + q, kv_head * g.group + h, h, count,
-                         own ? q - key_begin : -1, w);
+          backward_block(a, g, segments[s].begin + q, rows, place + q, kv_head * g.group + h, h, count, distance, own,
+                         w);
         }
       }
     }
@@ -317,9 +339,10 @@ struct Attention {
     }
   }
 
-  /// One block of queries of one head. `diagonal`: first query's place after the first key (own segment), -1: sees all.
+  /// One block of queries of one head, its first `distance` tokens after the first key; `own`: of the keys' segment.
   static void backward_block(const AttentionArguments& a, const Geometry& g, int64_t token, int64_t rows, int64_t place,
-                             int64_t head, int64_t head_in_group, int64_t count, int64_t diagonal, const Backward& w) {
+                             int64_t head, int64_t head_in_group, int64_t count, int64_t distance, bool own,
+                             const Backward& w) {
     const T* query = static_cast<const T*>(a.qkv) + token * g.row_stride + head * g.head_dim;
     const T* d_out = static_cast<const T*>(a.d_output) + token * g.out_stride + head * g.head_dim;
     pack_rows(query, g.row_stride, rows, g.head_dim, w.queries);
@@ -332,7 +355,9 @@ struct Attention {
     for (int64_t r = 0; r < rows; ++r) {
       float* p_row = w.probabilities + r * kBlock;
       float* d_row = w.d_scores + r * kBlock;
-      const int64_t seen = diagonal < 0 ? count : visible(0, diagonal + r, count);
+      const int64_t seen = own ? visible(0, distance + r, count) : count;
+      const int64_t hidden = out_of_sight(a, distance + r, count);
+      for (int64_t i = 0; i < hidden; ++i) p_row[i] = kHidden;
       for (int64_t i = seen; i < width; ++i) p_row[i] = kHidden;
       const float log_sum_exp = a.log_sum_exp[head * a.num_tokens + token + r];
       const float delta = w.delta[head_in_group * w.tree_tokens + place + r], scale = a.scale;

@@ -32,11 +32,12 @@ Tensor by_head(const Tensor& x, int64_t num_heads, at::ScalarType type) {
 }
 
 /// Scaled scores [H, Lq, Lk] with -inf where the query does not see the key.
-Tensor masked_scores(const Tensor& q, const Tensor& k, double scale) {
-  const int64_t num_queries = q.size(1), num_keys = k.size(1);
-  const Tensor hidden =
-      at::ones({num_queries, num_keys}, q.options().dtype(at::kBool)).triu(num_keys - num_queries + 1);
-  return (at::bmm(q, k.transpose(1, 2)) * scale).masked_fill(hidden, -std::numeric_limits<double>::infinity());
+Tensor masked_scores(const Tensor& q, const Tensor& k, const AttentionShape& shape) {
+  const int64_t num_queries = q.size(1), num_keys = k.size(1), shared = num_keys - num_queries;
+  const Tensor all = at::ones({num_queries, num_keys}, q.options().dtype(at::kBool));
+  Tensor hidden = all.triu(shared + 1);
+  if (shape.window > 0) hidden = hidden.logical_or(all.tril(shared - shape.window));
+  return (at::bmm(q, k.transpose(1, 2)) * shape.scale).masked_fill(hidden, -std::numeric_limits<double>::infinity());
 }
 
 at::ScalarType wide_type(const Tensor& x) { return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
@@ -54,7 +55,7 @@ AttentionResult attention_forward_reference(const Tensor& qkv_TE, const PackedLa
     const Tensor q = by_head(row.q.narrow(0, segment.begin, segment.length), shape.num_heads, type);
     const Tensor k = by_head(visible(row.k, layout, segment), shape.num_heads, type);
     const Tensor v = by_head(visible(row.v, layout, segment), shape.num_heads, type);
-    const Tensor scores = masked_scores(q, k, shape.scale);
+    const Tensor scores = masked_scores(q, k, shape);
     const Tensor segment_log_sum_exp = scores.logsumexp(2, true);
     const Tensor attended = at::bmm((scores - segment_log_sum_exp).exp(), v);
     output.narrow(0, segment.begin, segment.length).copy_(attended.transpose(0, 1));
@@ -88,7 +89,7 @@ Tensor attention_backward_reference(const Tensor& d_output, const Tensor& qkv_TE
     const Tensor d_o = d_heads.narrow(0, segment.begin, segment.length).transpose(0, 1);
     const Tensor log_sum_exp = result.log_sum_exp.narrow(1, segment.begin, segment.length).unsqueeze(2);
     const Tensor delta = delta_TH.narrow(0, segment.begin, segment.length).t().unsqueeze(2);
-    const Tensor probabilities = (masked_scores(q, k, shape.scale) - log_sum_exp).exp();
+    const Tensor probabilities = (masked_scores(q, k, shape) - log_sum_exp).exp();
     const Tensor d_scores = probabilities * (at::bmm(d_o, v.transpose(1, 2)) - delta) * shape.scale;
     gradient.q.narrow(0, segment.begin, segment.length).copy_(at::bmm(d_scores, k).transpose(0, 1));
     add_keys(gradient.k, at::bmm(d_scores.transpose(1, 2), q), segment);

@@ -29,7 +29,8 @@ struct AttentionTask {
   const int32_t* blocks = nullptr;  // block numbers of the sequence
   int64_t block_stride = 0;         // elements
   int64_t block_tokens = 0;
-  int64_t length = 0;  // tokens to attend, > 0
+  int64_t first = 0;   // first token to attend, in block 0
+  int64_t length = 0;  // end of the tokens to attend, > first
   int64_t num_heads = 0;
   int64_t head_size = 0;
   float scale = 1;

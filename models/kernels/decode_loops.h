@@ -195,13 +195,14 @@ struct DecodeLoops {
 
   template <class T, int kHeads>
   static void attend_heads(const AttentionTask<T>& task, int64_t first_head) {
-    const int64_t d = task.head_size, length = task.length;
+    const int64_t d = task.head_size, length = task.length - task.first;
     const float* query = task.query + first_head * d;
-    float* scores = task.scores;
-    for (int64_t start = 0, block = 0; start < length; start += task.block_tokens, ++block) {
-      const T* key = task.keys + task.blocks[block] * task.block_stride;
+    float* scores = task.scores;  // of token first + t at t
+    for (int64_t start = -task.first, block = 0; start < length; start += task.block_tokens, ++block) {
+      const int64_t begin = start < 0 ? 0 : start;
+      const T* key = task.keys + task.blocks[block] * task.block_stride + (begin - start) * d;
       const int64_t end = length - start < task.block_tokens ? length : start + task.block_tokens;
-      for (int64_t t = start; t < end; ++t, key += d) {
+      for (int64_t t = begin; t < end; ++t, key += d) {
         reg sums[kHeads];
         for (auto& sum : sums) sum = V::zero();
         for (int64_t i = 0; i < d; i += kWidth) {
@@ -228,15 +229,16 @@ struct DecodeLoops {
   template <class T, int kHeads>
   static void weigh_values(const AttentionTask<T>& task, int64_t first_head, int64_t column, const float* factors) {
     constexpr int kVectors = V::kValueVectors;
-    const int64_t d = task.head_size, length = task.length, rest = d - column;
+    const int64_t d = task.head_size, length = task.length - task.first, rest = d - column;
     reg sums[kHeads][kVectors];
     for (auto& head : sums) {
       for (auto& sum : head) sum = V::zero();
     }
-    for (int64_t start = 0, block = 0; start < length; start += task.block_tokens, ++block) {
-      const T* value = task.values + task.blocks[block] * task.block_stride + column;
+    for (int64_t start = -task.first, block = 0; start < length; start += task.block_tokens, ++block) {
+      const int64_t begin = start < 0 ? 0 : start;
+      const T* value = task.values + task.blocks[block] * task.block_stride + column + (begin - start) * d;
       const int64_t end = length - start < task.block_tokens ? length : start + task.block_tokens;
-      for (int64_t t = start; t < end; ++t, value += d) {
+      for (int64_t t = begin; t < end; ++t, value += d) {
         reg v[kVectors];
         for (int j = 0; j < kVectors; ++j) {
           v[j] = rest > j * kWidth ? load(value + j * kWidth, rest - j * kWidth) : V::zero();

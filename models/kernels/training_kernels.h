@@ -23,6 +23,7 @@ struct AttentionArguments {
   void* d_qkv = nullptr;           // [T, (H + 2 K) d]
   int64_t num_tokens = 0, num_heads = 0, num_key_value_heads = 0, head_dim = 0;
   float scale = 1;
+  int64_t window = INT64_MAX;  // tokens that a query sees, itself included
 };
 
 struct AdamWConstants {

@@ -177,6 +177,10 @@ TEST_CASE("write folders for transformers" * doctest::skip()) {
                            "qwen3", "qwen3-hub", "llama-reward", "llama-lora"}) {
     sources.push_back(fixture_models() / name);
   }
+  for (const char* name :
+       {"mistral-window", "qwen2-window", "qwen3-window", "qwen2-yarn", "llama-longrope", "llama-dynamic"}) {
+    sources.push_back(std::filesystem::path(TROUPE_SOURCE_DIR) / "tests/models/data/folders" / name);
+  }
   if (!smollm2_gguf().empty()) sources.push_back(smollm2_gguf());
   for (const auto& source : sources) {
     const auto reader = open_checkpoint(source);

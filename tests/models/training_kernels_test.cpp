@@ -41,10 +41,20 @@ void for_each_table(const Check& check) {
 
 TEST_CASE("attention kernels agree with the plain form, forward and backward") {
   for_each_table([](const ElementKernels& table, at::ScalarType dtype, double tolerance) {
-    for (const int64_t head_dim : {12, 16, 64, 80}) {
+    for (const auto& [head_dim, window] : {std::pair<int64_t, int64_t>{12, 0},
+                                           {16, 0},
+                                           {64, 0},
+                                           {80, 0},
+                                           {12, 1},
+                                           {16, 7},
+                                           {64, 64},
+                                           {16, 65},
+                                           {16, 129},
+                                           {12, 1000}}) {
       CAPTURE(head_dim);
+      CAPTURE(window);
       PackedLayout layout{{{0, 70, -1}, {70, 1, 0}, {71, 64, 0}, {135, 5, -1}, {140, 150, -1}, {290, 33, 4}}, 323};
-      const kernels::AttentionShape shape{4, 2, head_dim, 1 / std::sqrt(static_cast<double>(head_dim))};
+      const kernels::AttentionShape shape{4, 2, head_dim, 1 / std::sqrt(static_cast<double>(head_dim)), window};
       at::manual_seed(head_dim);
       const Tensor qkv = at::randn({layout.num_tokens, 8 * head_dim}).to(dtype);
       const Tensor d_output = at::randn({layout.num_tokens, 4 * head_dim}).to(dtype);
@@ -62,6 +72,7 @@ TEST_CASE("attention kernels agree with the plain form, forward and backward") {
       a.num_tokens = layout.num_tokens;
       a.num_heads = 4, a.num_key_value_heads = 2, a.head_dim = head_dim;
       a.scale = static_cast<float>(shape.scale);
+      if (window > 0) a.window = window;
       const std::vector<std::vector<AttentionSegment>> trees = {
           {{0, 70, 0, 0}, {70, 1, 0, 70}, {71, 64, 0, 70}}, {{135, 5, 0, 0}}, {{140, 150, 0, 0}, {290, 33, 140, 150}}};
       for (int64_t g = 0; g < 2; ++g) {

@@ -2,6 +2,7 @@
 // budget that forces preemption, chunking and sharing.
 #include <cstdlib>
 
+#include "models/config.h"
 #include "models/formats/checkpoint_reader.h"
 #include "models/formats/safetensors.h"
 #include "tests/rollout/engine_helpers.h"
@@ -16,11 +17,17 @@ std::filesystem::path fixture_models() {
          "models";
 }
 
-TEST_CASE("greedy ids equal those of transformers on the dense fixtures") {
+TEST_CASE("greedy ids equal those of transformers on the dense fixtures, and with windows and scaled rope") {
+  std::vector<std::filesystem::path> folders;
   for (const char* name :
        {"llama", "llama-hub", "llama-tied-bias", "llama-tied-bias-hub", "qwen2", "qwen2-hub", "qwen3", "qwen3-hub"}) {
-    CAPTURE(name);
-    const auto folder = fixture_models() / name;
+    folders.push_back(fixture_models() / name);
+  }
+  for (const char* name : {"mistral-window", "qwen2-window", "qwen3-window", "qwen2-yarn"}) {
+    folders.push_back(std::filesystem::path(TROUPE_SOURCE_DIR) / "tests/models/data/folders" / name);
+  }
+  for (const auto& folder : folders) {
+    CAPTURE(folder.string());
     const auto reader = open_checkpoint(folder);
     const SafetensorsFile file(folder / "expected.safetensors");
     const Tensor expected = file.tensor("greedy_ids").to(at::kLong).contiguous();
@@ -42,6 +49,22 @@ TEST_CASE("greedy ids equal those of transformers on the dense fixtures") {
       CHECK((trajectories[row].tokens == std::vector<int32_t>(ids, ids + expected.size(1))));
     }
   }
+}
+
+TEST_CASE("a context in which the frequencies would change is refused by name") {
+  const auto config = parse_model_config({{"model_type", "llama"},
+                                          {"vocab_size", 10},
+                                          {"hidden_size", 8},
+                                          {"intermediate_size", 8},
+                                          {"num_hidden_layers", 1},
+                                          {"num_attention_heads", 1},
+                                          {"max_position_embeddings", 64},
+                                          {"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 2.0}}}});
+  EngineOptions options = small_options();
+  options.max_context_length = 64;
+  CHECK_NOTHROW(Engine(config, options, nullptr));
+  options.max_context_length = 65;
+  CHECK_THROWS_WITH_AS(Engine(config, options, nullptr), doctest::Contains("\"dynamic\""), Error);
 }
 
 TEST_CASE("greedy ids stay equal when a short cache forces preemption, chunks and shared prompts") {
