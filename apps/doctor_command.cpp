@@ -6,9 +6,9 @@
 #include <iostream>
 
 #include "apps/commands.h"
+#include "apps/text_model.h"
 #include "base/cpu.h"
 #include "base/file.h"
-#include "models/formats/checkpoint_reader.h"
 #include "models/torch.h"
 
 #include <torch/version.h>
@@ -105,12 +105,16 @@ void check_model(Report& report, const std::string& path, bool asked) {
     return;
   }
   try {
-    const auto reader = open_checkpoint(path);
-    report.good("model " + path, reader->config().model_type + ", " +
-                                     std::to_string(reader->config().num_parameters() / 1000000) + " M parameters, " +
-                                     std::to_string(reader->tensors().size()) + " tensors" +
-                                     (reader->tokenizer_json().empty() ? ", no tokenizer" : "") +
-                                     (reader->chat_template().empty() ? ", no chat template" : ""));
+    const auto model = open_text_model(path);
+    const auto& reader = *model.reader;
+    const auto tokenizer = describe_tokenizer(reader.text_files());
+    report.good("model " + path, reader.config().model_type + ", " +
+                                     std::to_string(reader.config().num_parameters() / 1000000) + " M parameters, " +
+                                     std::to_string(reader.tensors().size()) + " tensors, " +
+                                     (tokenizer.empty() ? "no tokenizer" : tokenizer) +
+                                     (model.chat_template.empty() ? ", no chat template" : ""));
+    // Compiling names a construct that is not supported.
+    if (!model.chat_template.empty()) static_cast<void>(ChatTemplate(model.chat_template));
   } catch (const std::exception& error) {
     report.bad("model " + path, error.what(), "download it again, or give another folder");
   }

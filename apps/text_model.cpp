@@ -7,8 +7,8 @@ namespace troupe::apps {
 
 const Tokenizer& TextModel::need_tokenizer() const {
   require(tokenizer != nullptr,
-          "this model has no tokenizer (tokenizer.json, tokenizer.model or a .tiktoken file beside the weights, or "
-          "inside the GGUF file)");
+          "this model has no tokenizer (tokenizer.json, tokenizer.model, a .tiktoken file or vocab.json and merges.txt "
+          "beside the weights, or inside the GGUF file)");
   return *tokenizer;
 }
 
