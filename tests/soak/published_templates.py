@@ -61,23 +61,28 @@ def main():
     build, folder = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2])
     env = jinja_differential.environment()
     env.add_extension(Generation)
-    env.globals["strftime_now"] = lambda form: "26 Jul 2024" if form == "%d %B %Y" or form == "%d %b %Y" else "2024-07-26"
     cases, errors, counts = [], 0, {}
     for path in sorted(folder.glob("*.jinja")):
         source = path.read_text()
         if "strftime_now" in source:
-            source = source.replace("strftime_now", "fixed_now")
-            env.globals["fixed_now"] = env.globals["strftime_now"]
+            source = source.replace("strftime_now", "fixed_now")  # one clock for both
+        prelude = "{% macro fixed_now(form) %}{{ '26 Jul 2024' if form == '%d %B %Y' or form == '%d %b %Y' else '2024-07-26' }}{% endmacro %}"
+        whole = prelude + source if "fixed_now" in source else source
+        try:
+            compiled, trouble = env.from_string(whole), None
+        except jinja2.TemplateError as error:
+            compiled, trouble = None, error
         for name, messages in CONVERSATIONS.items():
             for tools in (None, TOOLS):
                 for generation in (True, False):
                     for extra in EXTRAS:
                         variables = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": generation, "bos_token": "<s>", "eos_token": "</s>",
                                      "unk_token": "<unk>", "pad_token": "<pad>", **extra}
-                        case = {"template": "{% macro fixed_now(form) %}{{ '26 Jul 2024' if form == '%d %B %Y' or form == '%d %b %Y' else '2024-07-26' }}{% endmacro %}" + source if "fixed_now" in source else source,
-                                "name": f"{path.name}: {name}, tools {tools is not None}, prompt {generation}, {extra}", "variables": variables}
+                        case = {"template": whole, "name": f"{path.name}: {name}, tools {tools is not None}, prompt {generation}, {extra}", "variables": variables}
                         try:
-                            case["text"] = env.from_string(case["template"]).render(**variables)
+                            if trouble is not None:
+                                raise trouble
+                            case["text"] = compiled.render(**variables)
                         except Exception as error:
                             case["error"], errors = f"{type(error).__name__}: {error}", errors + 1
                         cases.append(case)

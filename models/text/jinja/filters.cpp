@@ -164,6 +164,7 @@ Value do_tojson(Interpreter&, const Value& subject, Arguments& arguments) {
 }
 
 Value do_map(Interpreter& interpreter, const Value& subject, Arguments& arguments) {
+  if (!is_true(subject)) return generator({});  // as Jinja has it, also for what cannot be gone through
   std::vector<Value> out;
   if (arguments.positional.empty()) {
     ArgumentReader reader("map", arguments);
@@ -189,6 +190,7 @@ Value do_map(Interpreter& interpreter, const Value& subject, Arguments& argument
 
 template <bool WithAttribute, bool Wanted>
 Value do_select(Interpreter& interpreter, const Value& subject, Arguments& arguments) {
+  if (!is_true(subject)) return generator({});
   const auto& given = arguments.positional;
   require(!WithAttribute || !given.empty(), "selectattr: the attribute is missing");
   const size_t test_at = WithAttribute ? 1 : 0;

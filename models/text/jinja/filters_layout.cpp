@@ -15,11 +15,21 @@ namespace {
 
 int64_t width_of(const std::string& text) { return static_cast<int64_t>(num_code_points(text)); }
 
+/// Python's order of keys, by the names of their types where two have none.
+bool key_before(const Value& left, const Value& right) {
+  try {
+    return less(left, right);
+  } catch (const Error&) {
+    return std::string_view(type_name(left)) < type_name(right);
+  }
+}
+
 /// The same value with every dictionary in the order of its keys, as Python's pprint prints it.
 Value with_sorted_keys(const Value& value) {
   if (value.is(Kind::kDict)) {
     auto items = value.entries().values;
-    std::stable_sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return less(a.first, b.first); });
+    std::stable_sort(items.begin(), items.end(),
+                     [](const auto& a, const auto& b) { return key_before(a.first, b.first); });
     for (auto& [key, item] : items) item = with_sorted_keys(item);
     return Value::dict(std::move(items));
   }
