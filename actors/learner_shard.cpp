@@ -2,6 +2,7 @@
 
 #include "actors/batch_store.h"
 #include "actors/run_checkpoint.h"
+#include "base/cpu.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hash.h"
@@ -54,11 +55,9 @@ class LearnerShard : public ShardWork {
 
   nlohmann::json train(const TrainBatch& batch) override {
     writer_->check();  // a save that failed in the background ends the run here
-    if (!batch.pairs.empty()) return learner_->train_preference(batch.pairs);
-    if (batch.rows_by_rank.empty() && setup_.record_batches && rank_ == 0) write_batch(setup_.folder, batch);
-    if (batch.rows_by_rank.empty())
-      return critic_ ? train_with_critic(batch) : nlohmann::json(learner_->train_policy(batch.trajectories));
-    return learner_->train_language_model(batch.rows_by_rank.at(static_cast<size_t>(groups_.data_rank())));
+    auto metrics = train_batch(batch);
+    if (rank_ == 0) heap_.after_round();
+    return metrics;
   }
 
   nlohmann::json validate(const TrainBatch& batch) override {
@@ -109,6 +108,14 @@ class LearnerShard : public ShardWork {
   void abort(const std::string& reason) override { groups_.abort(reason); }
 
  private:
+  nlohmann::json train_batch(const TrainBatch& batch) {
+    if (!batch.pairs.empty()) return learner_->train_preference(batch.pairs);
+    if (batch.rows_by_rank.empty() && setup_.record_batches && rank_ == 0) write_batch(setup_.folder, batch);
+    if (batch.rows_by_rank.empty())
+      return critic_ ? train_with_critic(batch) : nlohmann::json(learner_->train_policy(batch.trajectories));
+    return learner_->train_language_model(batch.rows_by_rank.at(static_cast<size_t>(groups_.data_rank())));
+  }
+
   static std::filesystem::path critic_checkpoints(const std::filesystem::path& run) {
     return run / "critic" / "checkpoints";
   }
@@ -146,7 +153,7 @@ class LearnerShard : public ShardWork {
   }
 
   void write_folder(Learner& learner, const ModelSource& source, const std::filesystem::path& folder) {
-    const auto weights = learner.gather_weights(at::kFloat);
+    const auto weights = learner.borrow_weights(at::kFloat);
     if (rank_ != 0) return;
     // Beside the old folder until it is whole: a full disk must not cost the model that was there.
     auto partial = folder;
@@ -214,6 +221,7 @@ class LearnerShard : public ShardWork {
   bool has_reference_weights_ = false;
   std::string reference_id_;
   std::optional<CheckpointWriter> writer_;
+  HeapTrimmer heap_;               // rank 0 trims for all
   std::optional<Learner> critic_;  // of advantage "gae"
   std::optional<CheckpointWriter> critic_writer_;
 };

@@ -1,6 +1,7 @@
 #include "base/cpu.h"
 
 #include <cpuid.h>
+#include <malloc.h>
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -93,5 +94,14 @@ int num_usable_cores() {
 
 long long peak_memory_bytes() { return status_kib("VmHWM") * 1024; }
 long long resident_memory_bytes() { return status_kib("VmRSS") * 1024; }
+
+bool HeapTrimmer::after_round() {
+  const auto resident = resident_memory_bytes();
+  if (resident_bytes_ == 0) resident_bytes_ = resident;
+  if (resident <= resident_bytes_ + resident_bytes_ / 25) return false;
+  ::malloc_trim(0);
+  resident_bytes_ = 0;
+  return true;
+}
 
 }  // namespace troupe

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <system_error>
+#include <vector>
 
 #include "base/error.h"
 
@@ -56,6 +57,20 @@ std::string read_file(const std::filesystem::path& path) {
   return bytes;
 }
 
+void read_file_in_pieces(const std::filesystem::path& path,
+                         const std::function<void(std::span<const std::byte>)>& take) {
+  FileDescriptor file(path, O_RDONLY);
+  if (file.value() < 0) fail_system("read", path);
+  std::vector<std::byte> piece(size_t{1} << 20);
+  for (;;) {
+    const auto count = ::read(file.value(), piece.data(), piece.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail_system("read", path);
+    if (count == 0) return;
+    take({piece.data(), static_cast<size_t>(count)});
+  }
+}
+
 void write_file_synced(const std::filesystem::path& path, std::string_view bytes) {
   FileDescriptor file(path, O_WRONLY | O_CREAT | O_TRUNC);
   if (file.value() < 0) fail_system("write", path);
@@ -101,6 +116,14 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
 
 MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+void MappedFile::release_pages(std::span<const std::byte> part) {
+  if (part.empty()) return;
+  const auto address = reinterpret_cast<uintptr_t>(part.data());
+  const auto begin = address / static_cast<uintptr_t>(::getpagesize()) * static_cast<uintptr_t>(::getpagesize());
+  // A wish: where it is refused, the pages stay.
+  ::madvise(reinterpret_cast<void*>(begin), address + part.size() - begin, MADV_DONTNEED);
 }
 
 uint64_t free_disk_bytes(const std::filesystem::path& path) {

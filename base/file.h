@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,6 +13,9 @@ namespace troupe {
 
 /// Whole file as bytes. Throws Error with the path and the system's reason.
 std::string read_file(const std::filesystem::path& path);
+/// The same for files too large to hold: `take` gets one piece after the other.
+void read_file_in_pieces(const std::filesystem::path& path,
+                         const std::function<void(std::span<const std::byte>)>& take);
 /// Writes beside `path`, syncs, renames over it and syncs the folder: a reader sees the old or the new file, never a
 /// part.
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
@@ -30,6 +34,9 @@ class MappedFile {
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
   std::span<const std::byte> bytes() const { return {data_, size_}; }
+  /// Pages that were read count as this process's memory; after this those around `part` of bytes() do not, until they
+  /// are read again.
+  static void release_pages(std::span<const std::byte> part);
 
  private:
   const std::byte* data_ = nullptr;

@@ -439,8 +439,18 @@ TensorMap FullyShardedDecoder::gather_weights(at::ScalarType dtype) {
 
 TensorMap FullyShardedDecoder::borrow_weights(at::ScalarType dtype) {
   auto& self = *implementation_;
-  if (self.groups.copy().size() > 1 || dtype != self.options.parameter_dtype) return gather_weights(dtype);
+  const bool of_masters = dtype == at::kFloat;
+  if (self.groups.copy().size() > 1 || (!of_masters && dtype != self.options.parameter_dtype))
+    return gather_weights(dtype);
   TensorMap tensors;
+  if (of_masters) {
+    for (const auto& piece : self.pieces) {
+      tensors[piece.name] = self.shards[static_cast<size_t>(piece.unit)]
+                                .parameter.narrow(0, piece.shard_begin, piece.flat_end - piece.flat_begin)
+                                .view(piece.part.size);
+    }
+    return tensors;
+  }
   for (size_t index = 0; index < self.units.size(); ++index) {
     self.gather(index, "weights");
     const auto& parts = *self.units[index].parts;

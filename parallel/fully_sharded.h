@@ -90,8 +90,8 @@ class FullyShardedDecoder : public UnitRunner {
   /// Full tensors in `dtype`, gathered unit by unit over shards, tensor ranks and stages (every rank of a copy calls;
   /// each gets them all). Tied ones once.
   TensorMap gather_weights(at::ScalarType dtype);
-  /// The same for a reader that is done before the parameters change again: where one rank holds everything in the
-  /// parameter dtype, these are the tensors that the next forward computes with, and nothing is copied.
+  /// The same for a reader that is done before the parameters change again: where one rank holds everything, nothing is
+  /// copied for fp32 (the masters) and for the parameter dtype (the tensors that the next forward computes with).
   TensorMap borrow_weights(at::ScalarType dtype);
   /// Full fp32 gradients by name, for tests and verify.
   TensorMap gather_gradients();

@@ -129,6 +129,7 @@ class GgufReader final : public CheckpointReader {
     const auto found = stored_.find(name);
     require(found != stored_.end(), path_.string(), ": no tensor \"", name, "\"");
     auto result = unpack(*found->second, dtype);
+    MappedFile::release_pages(std::as_bytes(std::span(found->second->bytes)));
     const bool is_query = name.find(".self_attn.q_proj.") != std::string::npos;
     const bool is_key = name.find(".self_attn.k_proj.") != std::string::npos;
     if (architecture_ != "llama" || !(is_query || is_key)) return result;

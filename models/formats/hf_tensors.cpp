@@ -158,11 +158,17 @@ Tensor HfTensors::read(const std::string& name, at::ScalarType dtype) const {
   const auto found = sources_.find(name);
   require(found != sources_.end(), folder_.string(), ": no tensor \"", name, "\"");
   const auto& source = found->second;
-  if (source.packing == Packing::kFp8Blocks) return read_fp8(source).to(dtype);
-  if (source.packing == Packing::kMxfp4) return read_mxfp4(source).to(dtype);
-  const auto mapped = source.values.file->tensor(source.values.name);
-  auto result = empty_for_loading(mapped.sizes(), dtype);
-  result.copy_(mapped);
+  Tensor result;
+  if (source.packing == Packing::kFp8Blocks) {
+    result = read_fp8(source).to(dtype);
+  } else if (source.packing == Packing::kMxfp4) {
+    result = read_mxfp4(source).to(dtype);
+  } else {
+    const auto mapped = source.values.file->tensor(source.values.name);
+    result = empty_for_loading(mapped.sizes(), dtype);
+    result.copy_(mapped);
+  }
+  source.values.file->release_pages(source.values.name);
   return result;
 }
 

@@ -30,6 +30,8 @@ class SafetensorsFile {
   /// A tensor over the mapped memory (no copy; read only; keeps the map alive; copied only where the file holds it at
   /// an address that its dtype cannot have). Throws Error on dtypes torch lacks.
   Tensor tensor(const std::string& name) const;
+  /// MappedFile's, of one tensor.
+  void release_pages(const std::string& name) const { MappedFile::release_pages(bytes(name)); }
 
  private:
   const SafetensorsEntry& entry(const std::string& name) const;

@@ -122,6 +122,45 @@ TEST_CASE("a length that lies about the rest is refused before anything is alloc
   CHECK_THROWS_AS(reader.get_vector<int32_t>(), Error);
 }
 
+TEST_CASE("B123 memory that a round left in pieces goes back to the system") {
+  HeapTrimmer trimmer;
+  CHECK_FALSE(trimmer.after_round());
+  const auto before = resident_memory_bytes();
+  const auto block_bytes = size_t{1} << 16;
+  std::vector<std::unique_ptr<std::vector<char>>> blocks;
+  for (long long bytes = 0; bytes < before / 2; bytes += block_bytes)
+    blocks.push_back(std::make_unique<std::vector<char>>(block_bytes, 'x'));
+  const auto last = std::move(blocks.back());  // nothing below it leaves the heap by itself
+  blocks.clear();
+  const auto grown = resident_memory_bytes();
+  REQUIRE(grown > before + before / 4);
+  CHECK(trimmer.after_round());
+#ifndef __SANITIZE_ADDRESS__
+  CHECK(resident_memory_bytes() < before + before / 8);
+#endif
+  CHECK_FALSE(trimmer.after_round());  // this round is the new measure
+  CHECK_FALSE(trimmer.after_round());
+}
+
+TEST_CASE("a file in pieces is the file") {
+  const auto path = std::filesystem::temp_directory_path() / "troupe_pieces_test";
+  std::string content(3'000'001, '\0');
+  for (size_t i = 0; i < content.size(); ++i) content[i] = static_cast<char>(i * 31 >> 3);
+  write_file_atomically(path, content);
+  std::string pieces;
+  Hasher hasher;
+  int num_pieces = 0;
+  read_file_in_pieces(path, [&](std::span<const std::byte> piece) {
+    ++num_pieces;
+    hasher.update(piece);
+    pieces.append(reinterpret_cast<const char*>(piece.data()), piece.size());
+  });
+  CHECK(num_pieces > 1);
+  CHECK((pieces == content));
+  CHECK(hasher.digest() == xxh3_128(std::as_bytes(std::span(content))));
+  std::filesystem::remove(path);
+}
+
 TEST_CASE("files are whole or absent, and errors name the path") {
   const auto folder = std::filesystem::temp_directory_path() / "troupe_file_test";
   std::filesystem::remove_all(folder);
@@ -133,11 +172,14 @@ TEST_CASE("files are whole or absent, and errors name the path") {
   CHECK(std::distance(std::filesystem::directory_iterator(folder / "a" / "b"), {}) == 1);
   const MappedFile mapped(path);
   CHECK(mapped.bytes().size() == 6);
+  MappedFile::release_pages(mapped.bytes().subspan(2));
+  CHECK(std::memcmp(mapped.bytes().data(), "sec\0nd", 6) == 0);
   std::ofstream(folder / "empty");
   CHECK(MappedFile(folder / "empty").bytes().empty());
   for (const auto& bad : {folder / "nowhere", folder}) {
     CHECK_THROWS_WITH_AS(read_file(bad), doctest::Contains(bad.string().c_str()), Error);
     CHECK_THROWS_AS(MappedFile{bad}, Error);
+    CHECK_THROWS_WITH_AS(read_file_in_pieces(bad, [](auto) {}), doctest::Contains(bad.string().c_str()), Error);
   }
   CHECK_THROWS_WITH_AS(write_file_atomically(path / "x", "y"), doctest::Contains("file"), Error);
   CHECK_THROWS_AS(make_folders(path / "x"), Error);
