@@ -175,8 +175,10 @@ CheckpointOptions checkpoint_options(const Config& config) {
   return checkpoint;
 }
 
-MeshDegrees mesh_degrees(const Config& config) {
-  constexpr int kMaxRanks = 64;  // threads of one process
+constexpr int kMaxThreadRanks = 64;
+constexpr int kMaxPlannedRanks = 1 << 20;
+
+MeshDegrees mesh_degrees(const Config& config, int max_ranks = kMaxThreadRanks) {
   const auto degree = [&](const char* key) {
     return static_cast<int>(std::min<int64_t>(config.integer(key), std::numeric_limits<int>::max()));
   };
@@ -189,7 +191,7 @@ MeshDegrees mesh_degrees(const Config& config) {
   if (mesh.shard == 0)
     refuse(config, "parallelism.data_parallel_shard_degree", "takes a number of ranks, or -1 for one");
   mesh.shard = std::max(mesh.shard, 1);
-  check_mesh(mesh, kMaxRanks);
+  check_mesh(mesh, max_ranks);
   return mesh;
 }
 
@@ -493,6 +495,24 @@ PretrainTopology build_dpo_topology(const Config& config) {
   check_preference(topology.learner.preference);
   topology.reference = other_model(config, "reference.path", topology.model);
   return topology;
+}
+
+PlanTopology build_plan_topology(const Config& config) {
+  PlanTopology plan;
+  plan.model_path = model_options(config).path;
+  plan.mesh = mesh_degrees(config, kMaxPlannedRanks);
+  plan.parallel = learner_options(config, 1).parallel;
+  plan.parallel.recompute = parse_recompute_mode(config.string("activation_checkpoint.mode"));
+  // What "auto" means on this machine says nothing about the devices that are planned for.
+  if (config.string("training.mixed_precision_param") == "auto") plan.parallel.sharding.parameter_dtype = at::kBFloat16;
+  PretrainTopology rows;
+  rows.mesh = plan.mesh;
+  rows.sequence_length = config.integer("training.max_context_length");
+  set_row_tokens(config, rows);
+  const auto microbatch = config.integer("training.num_tokens_per_microbatch_per_dp_rank");
+  plan.shape = {rows.sequence_length, microbatch,
+                static_cast<int>(rows.num_tokens_per_train_step / (microbatch * plan.mesh.num_data_ranks()))};
+  return plan;
 }
 
 }  // namespace troupe::apps

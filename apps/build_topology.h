@@ -3,6 +3,7 @@
 
 #include "actors/topology.h"
 #include "apps/config.h"
+#include "parallel/step_estimate.h"
 
 namespace troupe::apps {
 
@@ -11,5 +12,14 @@ PretrainTopology build_pretrain_topology(const Config& config);
 PretrainTopology build_sft_topology(const Config& config);
 PretrainTopology build_reward_model_topology(const Config& config);
 PretrainTopology build_dpo_topology(const Config& config);
+
+/// What `troupe plan` asks about: a layout on ranks that need not be here.
+struct PlanTopology {
+  std::string model_path;
+  MeshDegrees mesh;
+  ParallelOptions parallel;
+  StepShape shape;
+};
+PlanTopology build_plan_topology(const Config& config);
 
 }  // namespace troupe::apps

@@ -13,6 +13,7 @@ using Action = std::function<int()>;
 
 void add_rl(CLI::App& app, Action& action);
 void add_pretrain(CLI::App& app, Action& action);
+void add_plan(CLI::App& app, Action& action);
 void add_sft(CLI::App& app, Action& action);
 void add_reward_model(CLI::App& app, Action& action);
 void add_dpo(CLI::App& app, Action& action);

@@ -43,6 +43,7 @@ int main(int argc, char** argv) {
   troupe::apps::Action action;
   troupe::apps::add_rl(app, action);
   troupe::apps::add_pretrain(app, action);
+  troupe::apps::add_plan(app, action);
   troupe::apps::add_sft(app, action);
   troupe::apps::add_reward_model(app, action);
   troupe::apps::add_dpo(app, action);
