@@ -72,6 +72,8 @@ TensorMap load_weights(const CheckpointReader& reader, at::ScalarType dtype) {
     } else {
       require(found->second.shape == spec.shape, reader.path().string(), ": tensor ", spec.name, " has the shape ",
               to_text(found->second.shape), ", not ", to_text(spec.shape));
+      require(found->second.is_float, reader.path().string(), ": tensor ", spec.name, " has the dtype ",
+              found->second.dtype, "; weights are floating-point numbers");
     }
   }
   require(missing.empty(), reader.path().string(), ": missing tensors: ", list_names(missing));

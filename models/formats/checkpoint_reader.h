@@ -14,6 +14,7 @@ namespace troupe {
 struct TensorInfo {
   std::vector<int64_t> shape;  // row-major, as Hugging Face has it
   std::string dtype;           // "F32", "BF16", ... as stored
+  bool is_float = true;        // or packed floats; false where it holds integers, truth values, ...
 };
 
 /// A model on disk. Tensors are named as in the Hugging Face checkpoint whatever the format; q/k permutation of GGUF
@@ -44,7 +45,7 @@ class CheckpointReader {
 std::unique_ptr<CheckpointReader> open_checkpoint(const std::filesystem::path& path);
 
 /// Reads every parameter of the configuration in `dtype`; tied heads are checked and dropped (B055, B056). Missing,
-/// unexpected or misshaped tensors are an Error that names them; nothing is ever initialised silently.
+/// unexpected or misshaped tensors and such of another dtype than floats are an Error that names them; nothing is ever initialised silently.
 TensorMap load_weights(const CheckpointReader& reader, at::ScalarType dtype);
 
 /// Writes config.json, model.safetensors and the text files of `text_source` (may be null), so that transformers loads

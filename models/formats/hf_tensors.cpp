@@ -14,6 +14,7 @@ namespace {
 using nlohmann::json;
 namespace fs = std::filesystem;
 
+constexpr const char* kFp8 = "F8_E4M3";
 constexpr uintmax_t kLargestTextBytes = uintmax_t{256} << 20;
 
 std::string without_suffix(const std::string& name, const std::string& suffix) {
@@ -47,7 +48,8 @@ HfTensors::HfTensors(const fs::path& folder, const json& config) : folder_(folde
   for (const auto* place : {&config, nested_ ? &config.at("text_config") : &config}) {
     if (place->is_object() && place->contains("quantization_config")) quantisation = &place->at("quantization_config");
   }
-  if (quantisation != nullptr && quantisation->is_object() && quantisation->contains("weight_block_size")) {
+  has_scales_ = quantisation != nullptr && quantisation->is_object();
+  if (has_scales_ && quantisation->contains("weight_block_size") && !quantisation->at("weight_block_size").is_null()) {
     const auto& sizes = quantisation->at("weight_block_size");
     const auto is_size = [](const json& size) { return size.is_number_integer() && size > 0 && size <= 1 << 20; };
     require(sizes.is_array() && sizes.size() == 2 && is_size(sizes[0]) && is_size(sizes[1]), folder.string(),
@@ -136,7 +138,10 @@ void HfTensors::add_sources() {
   };
   for (const auto& [name, file] : files_by_tensor_) {
     const auto& entry = file->entries().at(name);
-    if (const auto base = without_suffix(name, "_scale_inv"); files_by_tensor_.contains(base)) continue;
+    if (const auto scaled = files_by_tensor_.find(without_suffix(name, "_scale_inv"));
+        scaled != files_by_tensor_.end() && scaled->second->entries().at(scaled->first).dtype == kFp8) {
+      continue;
+    }
     if (const auto base = without_suffix(name, "_scales"); files_by_tensor_.contains(base + "_blocks")) continue;
     if (const auto base = without_suffix(name, "_blocks");
         !base.empty() && files_by_tensor_.contains(base + "_scales")) {
@@ -146,10 +151,12 @@ void HfTensors::add_sources() {
       TensorInfo info{{shape.begin(), shape.end() - 3}, "MXFP4"};
       info.shape.insert(info.shape.end(), {shape[shape.size() - 2] * 32, shape[shape.size() - 3]});
       add(base, {Packing::kMxfp4, stored(name), stored(base + "_scales")}, std::move(info));
-    } else if (auto scales = stored(name + "_scale_inv"); entry.dtype == "F8_E4M3" && scales.file != nullptr) {
+    } else if (auto scales = stored(name + "_scale_inv"); entry.dtype == kFp8 && scales.file != nullptr) {
       add(name, {Packing::kFp8Blocks, stored(name), std::move(scales)}, {entry.shape, entry.dtype});
     } else {
-      add(name, {Packing::kPlain, stored(name), {}}, {entry.shape, entry.dtype});
+      require(entry.dtype != kFp8 || !has_scales_, folder_.string(), ": tensor ", name, " is ", kFp8, ", but ", name,
+              "_scale_inv is missing (quantization_config in config.json says that weights have scales)");
+      add(name, {Packing::kPlain, stored(name), {}}, {entry.shape, entry.dtype, is_weight_dtype(entry.dtype)});
     }
   }
 }
@@ -176,25 +183,31 @@ Tensor HfTensors::read_fp8(const Source& source) const {
   const auto values = source.values.file->tensor(source.values.name);
   const auto scales = source.scales.file->tensor(source.scales.name).to(at::kFloat).contiguous();
   const auto where = concat(folder_.string(), ": tensor ", source.scales.name);
-  require(values.dim() == 2, folder_.string(), ": tensor ", source.values.name,
-          " with FP8 blocks must have two dimensions");
-  const auto rows = values.size(0), columns = values.size(1);
-  const bool one_scale = scales.numel() == 1;
-  const auto block_rows = one_scale ? std::max<int64_t>(rows, 1) : block_rows_;
-  const auto block_columns = one_scale ? std::max<int64_t>(columns, 1) : block_columns_;
+  require(values.dim() >= 2, folder_.string(), ": tensor ", source.values.name,
+          " with FP8 blocks must have two dimensions, or a stack of such");
+  const auto rows = values.size(-2), columns = values.size(-1);
+  const auto one_for_each = values.sizes().slice(0, values.dim() - 2);  // one scale a matrix
+  const bool one_scale = scales.numel() == 1 && one_for_each.empty();
+  const bool whole = one_scale || (!one_for_each.empty() && scales.numel() == c10::multiply_integers(one_for_each));
+  const auto block_rows = whole ? std::max<int64_t>(rows, 1) : block_rows_;
+  const auto block_columns = whole ? std::max<int64_t>(columns, 1) : block_columns_;
+  const auto scale_rows = (rows + block_rows - 1) / block_rows;
   const auto scale_columns = (columns + block_columns - 1) / block_columns;
-  require(one_scale || (scales.dim() == 2 && scales.size(0) == (rows + block_rows - 1) / block_rows &&
-                        scales.size(1) == scale_columns),
-          where, " does not fit its weight in blocks of ", block_rows_, "x", block_columns_);
-  auto result = empty_for_loading({rows, columns}, at::kFloat);
+  auto expected = one_for_each.vec();
+  expected.insert(expected.end(), {scale_rows, scale_columns});
+  require(whole || scales.sizes() == at::IntArrayRef(expected), where, " does not fit its weight in blocks of ",
+          block_rows_, "x", block_columns_);
+  auto result = empty_for_loading(values.sizes(), at::kFloat);
   const auto* bytes = static_cast<const uint8_t*>(values.const_data_ptr());
   const auto* scale = scales.const_data_ptr<float>();
   auto* out = result.mutable_data_ptr<float>();
-  at::parallel_for(0, rows, std::max<int64_t>(1, 32768 / std::max<int64_t>(columns, 1)),
+  const auto num_rows = c10::multiply_integers(one_for_each) * rows;
+  at::parallel_for(0, num_rows, std::max<int64_t>(1, 32768 / std::max<int64_t>(columns, 1)),
                    [&](int64_t begin, int64_t end) {
                      for (int64_t row = begin; row < end; ++row) {
+                       const auto scale_row = row / rows * scale_rows + row % rows / block_rows;
                        dequantise_fp8_row(bytes + row * columns, static_cast<size_t>(columns),
-                                          scale + row / block_rows * scale_columns, static_cast<size_t>(block_columns),
+                                          scale + scale_row * scale_columns, static_cast<size_t>(block_columns),
                                           out + row * columns);
                      }
                    });

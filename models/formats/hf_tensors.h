@@ -45,7 +45,7 @@ class HfTensors {
   Tensor read_mxfp4(const Source& source) const;
 
   std::filesystem::path folder_;
-  bool nested_ = false;
+  bool nested_ = false, has_scales_ = false;
   int64_t block_rows_ = 128, block_columns_ = 128;
   std::string prefix_;  // before "embed_tokens.weight" in the files
   std::map<std::string, std::shared_ptr<SafetensorsFile>> files_by_tensor_;

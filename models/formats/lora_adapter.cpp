@@ -127,6 +127,8 @@ class LoraAdapter final : public CheckpointReader {
     for (const auto& [stored_name, entry] : file_->entries()) {
       require(stored_name.starts_with(wrapper), folder_.string(), ": adapter tensor ", stored_name,
               " does not begin with ", wrapper);
+      require(is_weight_dtype(entry.dtype), folder_.string(), ": adapter tensor ", stored_name, " has the dtype ",
+              entry.dtype, "; weights are floating-point numbers");
       const auto name = stored_name.substr(wrapper.size());
       const auto tensor = file_->tensor(stored_name).to(at::kFloat);
       const auto module_before = [&](const char* suffix) {

@@ -157,6 +157,13 @@ int64_t safetensors_dtype_bits(const std::string& dtype) {
   return found == bits.end() ? 0 : found->second;
 }
 
+bool is_weight_dtype(const std::string& dtype) {
+  for (const char* known : {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}) {
+    if (dtype == known) return true;
+  }
+  return false;
+}
+
 SafetensorsHeader parse_safetensors_header(std::span<const std::byte> file, const std::string& path) {
   uint64_t header_bytes = 0;
   require(file.size() >= sizeof(header_bytes), path, ": too short for a safetensors file (", file.size(), " bytes)");

@@ -25,6 +25,9 @@ struct SafetensorsHeader {
 /// Bits of one element of a safetensors dtype ("BF16"), 0 where the dtype is unknown.
 int64_t safetensors_dtype_bits(const std::string& dtype);
 
+/// Whether weights may be stored in it: floats of any width, scales without mantissa (F8_E8M0) left out.
+bool is_weight_dtype(const std::string& dtype);
+
 /// `file` is the whole file. Throws Error, beginning with `path`, on everything that is not exactly a safetensors file:
 /// lengths past the end, names or keys given twice, unknown dtypes, offsets that do not fit shape and dtype, overlaps,
 /// gaps. Allocates in proportion to the header, and reads nothing outside of `file`.

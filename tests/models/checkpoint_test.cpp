@@ -87,6 +87,38 @@ TEST_CASE("extra and misshaped tensors name themselves") {
                  "model.norm.weight has the shape [5], not [4]"));
 }
 
+TEST_CASE("a weight that is not stored as floats names tensor and dtype") {
+  const TemporaryFolder folder;
+  for (const auto dtype : {at::kInt, at::kByte, at::kBool, at::kLong, at::kComplexFloat, at::kFloat8_e8m0fnu}) {
+    const auto name = safetensors_dtype_of(dtype);
+    CAPTURE(name);
+    auto tensors = toy_tensors(toy_config(false));
+    tensors["model.layers.0.mlp.up_proj.weight"] = at::ones({8, 4}).to(dtype);
+    make_folder(folder / name, toy_config(false), tensors);
+    CHECK(contains(error_of([&] { load_weights(*open_checkpoint(folder / name), at::kFloat); }),
+                   concat("tensor model.layers.0.mlp.up_proj.weight has the dtype ", name, "; weights are")));
+  }
+  for (const auto dtype : {at::kDouble, at::kHalf, at::kBFloat16, at::kFloat8_e5m2, at::kFloat8_e4m3fn}) {
+    const auto name = safetensors_dtype_of(dtype);
+    CAPTURE(name);
+    auto tensors = toy_tensors(toy_config(false));
+    auto& weight = tensors["model.norm.weight"];
+    weight = weight.to(dtype);
+    make_folder(folder / name, toy_config(false), tensors);
+    CHECK(at::equal(load_weights(*open_checkpoint(folder / name), at::kFloat).at("model.norm.weight"),
+                    weight.to(at::kFloat)));
+  }
+  auto config = toy_config(false);  // FP8 that declares scales must have them
+  config["quantization_config"] = {{"quant_method", "fp8"}};
+  write_file_synced(folder / "F8_E4M3" / "config.json", config.dump());
+  CHECK(contains(error_of([&] { open_checkpoint(folder / "F8_E4M3"); }), "model.norm.weight_scale_inv is missing"));
+  auto tensors = toy_tensors(toy_config(false));  // and a scale of something else is not dropped
+  tensors["model.norm.weight_scale_inv"] = at::ones({1});
+  make_folder(folder / "scale", config, tensors);
+  CHECK(contains(error_of([&] { load_weights(*open_checkpoint(folder / "scale"), at::kFloat); }),
+                 "unexpected tensors: model.norm.weight_scale_inv"));
+}
+
 TEST_CASE("shards with an index") {
   const TemporaryFolder folder;
   const auto tensors = toy_tensors(toy_config(false));

@@ -90,6 +90,11 @@ TEST_CASE("FP8 scales of several blocks and of a whole tensor") {
   tensors["w_scale_inv"] = at::rand({3, 3});
   tensors["v"] = at::rand({5, 7}).to(at::kFloat8_e4m3fn);
   tensors["v_scale_inv"] = at::full({1}, 0.25);
+  tensors["s"] = at::rand({2, 5, 7}).to(at::kFloat8_e4m3fn);  // experts stacked: the same blocks in each
+  tensors["s_scale_inv"] = at::stack({tensors["w_scale_inv"], tensors["w_scale_inv"]});
+  tensors["t"] = at::rand({2, 5, 7}).to(at::kFloat8_e4m3fn);
+  tensors["t_scale_inv"] = at::rand({2, 1, 1});
+  const auto stack_scales = tensors["t_scale_inv"].clone();
   write_safetensors(folder / "model.safetensors", tensors);
   const json config = {{"quantization_config", {{"quant_method", "fp8"}, {"weight_block_size", {2, 3}}}}};
   const HfTensors reader(folder.path(), config);
@@ -97,6 +102,9 @@ TEST_CASE("FP8 scales of several blocks and of a whole tensor") {
       tensors["w_scale_inv"].repeat_interleave(2, 0).repeat_interleave(3, 1).narrow(0, 0, 5).narrow(1, 0, 7);
   CHECK(at::equal(reader.read("w", at::kFloat), tensors["w"].to(at::kFloat) * scales));
   CHECK(at::equal(reader.read("v", at::kFloat), tensors["v"].to(at::kFloat) * 0.25));
+  for (const auto& [name, factor] : {std::pair("s", scales), std::pair("t", stack_scales)}) {
+    CHECK(at::equal(reader.read(name, at::kFloat), tensors[name].to(at::kFloat) * factor));
+  }
   tensors["w_scale_inv"] = at::rand({3, 2});
   write_safetensors(folder / "model.safetensors", tensors);
   CHECK(
