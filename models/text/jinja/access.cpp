@@ -1,5 +1,6 @@
 // x.name, x[key] and slices, the methods of lists and dictionaries, and the fields of `loop`.
 #include <algorithm>
+#include <cstdio>
 
 #include "models/text/jinja/builtins.h"
 #include "models/text/jinja/interpreter.h"
@@ -109,7 +110,7 @@ Value loop_field(const Value& subject, std::string_view name) {
 
 // Python's slice.indices(): the first index and how many follow at which step.
 struct Indices {
-  int64_t first, count, step;
+  int64_t first, last, count, step;
 };
 Indices slice_indices(int64_t length, const Value& start, const Value& stop, const Value& step) {
   const auto integer = [](const Value& value, int64_t fallback) {
@@ -130,7 +131,18 @@ Indices slice_indices(int64_t length, const Value& start, const Value& stop, con
   const int64_t first = clamp(start, by > 0 ? low : high), last = clamp(stop, by > 0 ? high : low);
   const int64_t distance = by > 0 ? last - first : first - last;
   const auto size = by > 0 ? static_cast<uint64_t>(by) : ~static_cast<uint64_t>(by) + 1;
-  return {first, distance > 0 ? static_cast<int64_t>((static_cast<uint64_t>(distance) - 1) / size + 1) : 0, by};
+  return {first, last, distance > 0 ? static_cast<int64_t>((static_cast<uint64_t>(distance) - 1) / size + 1) : 0, by};
+}
+
+// A part of a range is a range, and prints as one.
+Value range_slice(const Value& range, std::vector<Value> items, const Indices& indices) {
+  long long begin = 0, end = 0, step = 1;
+  std::sscanf(range.items().printed.c_str(), "range(%lld, %lld, %lld)", &begin, &end, &step);
+  const auto at = [&](int64_t index) { return begin + index * step; };
+  const auto by = step * indices.step;
+  return Value::sequence(
+      std::move(items), SequenceKind::kRange,
+      concat("range(", at(indices.first), ", ", at(indices.last), by == 1 ? "" : concat(", ", by), ")"));
 }
 
 }  // namespace
@@ -205,7 +217,7 @@ Value get_item(const Value& subject, const Value& key) {
     size_t begin = 0;
     charge(static_cast<uint64_t>(at) / 256);
     for (int64_t i = 0; i < at; ++i) begin += utf8_width(subject.text()[begin]);
-    return Value::string(subject.text().substr(begin, utf8_width(subject.text()[begin])));
+    return text_like(subject, subject.text().substr(begin, utf8_width(subject.text()[begin])));
   }
   if (subject.is(Kind::kDict)) {
     if (const Value* found = subject.entries().find(key)) return *found;
@@ -243,6 +255,7 @@ Value get_slice(const Value& subject, const Value& start, const Value& stop, con
     std::vector<Value> out;
     for (int64_t i = 0; i < indices.count; ++i)
       out.push_back(values[static_cast<size_t>(indices.first + i * indices.step)]);
+    if (subject.items().kind == SequenceKind::kRange) return range_slice(subject, std::move(out), indices);
     return Value::sequence(std::move(out),
                            subject.items().kind == SequenceKind::kTuple ? SequenceKind::kTuple : SequenceKind::kList);
   }
@@ -253,9 +266,9 @@ Value get_slice(const Value& subject, const Value& start, const Value& stop, con
     std::string out;
     for (int64_t i = 0; i < indices.count; ++i)
       append_utf8(out, characters[static_cast<size_t>(indices.first + i * indices.step)]);
-    return Value::string(std::move(out));
+    return text_like(subject, std::move(out));
   }
-  return Value::undefined(concat("'", type_name(subject), "' object cannot be sliced"));
+  fail("'", type_name(subject), "' object is not subscriptable");
 }
 
 }  // namespace troupe::jinja

@@ -78,7 +78,9 @@ Value floats(Operator op, double left, double right) {
     default:
       require(left >= 0 || right == std::floor(right), "a complex number");
       require(left != 0 || right >= 0, "0.0 cannot be raised to a negative power");
-      return Value::number(std::pow(left, right));
+      const double power = std::pow(left, right);
+      require(std::isfinite(power) || !std::isfinite(left) || !std::isfinite(right), "Numerical result out of range");
+      return Value::number(power);
   }
 }
 
@@ -101,7 +103,9 @@ bool is_list_or_tuple(const Value& value) {
 
 Value binary(Operator op, const Value& left, const Value& right) {
   if (left.is(Kind::kUndefined)) fail_undefined(left);
-  if (op == Operator::kModulo && left.is(Kind::kString)) return Value::string(percent_format(left.text(), right));
+  if (op == Operator::kModulo && left.is(Kind::kString)) {
+    return text_like(left, percent_format(left.text(), right, left.is_markup()));
+  }
   if (right.is(Kind::kUndefined)) fail_undefined(right);
   if (left.is_integral() && right.is_integral()) return integers(op, left.as_int(), right.as_int());
   if (left.is_number() && right.is_number()) return floats(op, left.as_double(), right.as_double());
@@ -109,7 +113,9 @@ Value binary(Operator op, const Value& left, const Value& right) {
     if (left.is(Kind::kString) && right.is(Kind::kString)) {
       require(left.text().size() + right.text().size() <= kMaxTextBytes, "a text of more than ", kMaxTextBytes,
               " bytes");
-      return Value::string(left.text() + right.text());
+      const bool markup = left.is_markup() || right.is_markup();
+      return markup ? Value::markup(escaped_text(left) + escaped_text(right))
+                    : Value::string(left.text() + right.text());
     }
     if (is_list_or_tuple(left) && is_list_or_tuple(right) && left.items().kind == right.items().kind) {
       std::vector<Value> items = left.items().values;
@@ -119,8 +125,8 @@ Value binary(Operator op, const Value& left, const Value& right) {
     if (left.is(Kind::kString)) fail("can only concatenate str (not \"", type_name(right), "\") to str");
   }
   if (op == Operator::kMultiply) {
-    if (left.is(Kind::kString) && right.is_integral()) return Value::string(repeated(left.text(), right.as_int()));
-    if (right.is(Kind::kString) && left.is_integral()) return Value::string(repeated(right.text(), left.as_int()));
+    if (left.is(Kind::kString) && right.is_integral()) return text_like(left, repeated(left.text(), right.as_int()));
+    if (right.is(Kind::kString) && left.is_integral()) return text_like(right, repeated(right.text(), left.as_int()));
     if (is_list_or_tuple(left) && right.is_integral()) return repeated_sequence(left, right.as_int());
     if (is_list_or_tuple(right) && left.is_integral()) return repeated_sequence(right, left.as_int());
   }

@@ -36,6 +36,8 @@ using Test = bool (*)(Interpreter&, const Value& subject, Arguments&);
 
 // Filters of filters_layout.cpp.
 Value do_pprint(Interpreter& interpreter, const Value& subject, Arguments& arguments);
+Value do_indent(Interpreter& interpreter, const Value& subject, Arguments& arguments);
+Value do_truncate(Interpreter& interpreter, const Value& subject, Arguments& arguments);
 Value do_wordwrap(Interpreter& interpreter, const Value& subject, Arguments& arguments);
 Value do_filesizeformat(Interpreter& interpreter, const Value& subject, Arguments& arguments);
 Value do_striptags(Interpreter& interpreter, const Value& subject, Arguments& arguments);
@@ -63,10 +65,10 @@ Value get_path(const Value& subject, const Value& path);
 /// Python's subject[start:stop:step] for strings and sequences.
 Value get_slice(const Value& subject, const Value& start, const Value& stop, const Value& step);
 
-/// '%s' % value. Throws Error as Python does.
-std::string percent_format(const std::string& format, const Value& values);
+/// '%s' % value; where `escape`, what is put in is escaped. Throws Error as Python does.
+std::string percent_format(const std::string& format, const Value& values, bool escape = false);
 /// 'text {}'.format(...).
-std::string brace_format(const std::string& format, const Arguments& arguments);
+std::string brace_format(const std::string& format, const Arguments& arguments, bool escape = false);
 
 // -- text helpers shared by filters and methods, in characters ---
 std::string stripped(const std::string& text, const Value* characters, bool left, bool right);
@@ -79,5 +81,11 @@ std::string repeated(const std::string& text, int64_t count);
 std::string padded(const std::string& text, int64_t width, char32_t fill, char align);
 bool is_space_python(char32_t c);
 std::string html_escaped(const std::string& text);
+
+// -- markup ---
+/// A text made of `subject`: markup where that is.
+Value text_like(const Value& subject, std::string text);
+/// What markup takes up of a value: markup as it is, anything else escaped.
+std::string escaped_text(const Value& value);
 
 }  // namespace troupe::jinja

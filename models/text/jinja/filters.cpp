@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <random>
 
 #include "models/text/jinja/builtins.h"
 #include "models/text/jinja/interpreter.h"
@@ -118,25 +119,6 @@ Value do_round(Interpreter&, const Value& subject, Arguments& arguments) {
   }
   const double scale = std::pow(10.0, static_cast<double>(precision));
   return Value::number((method == "ceil" ? std::ceil(value * scale) : std::floor(value * scale)) / scale);
-}
-
-Value do_indent(Interpreter&, const Value& subject, Arguments& arguments) {
-  ArgumentReader reader("indent", arguments);
-  const Value* width = reader.optional("width");
-  const bool first = reader.boolean("first", false), blank = reader.boolean("blank", false);
-  reader.done();
-  const std::string indentation = width == nullptr           ? "    "
-                                  : width->is(Kind::kString) ? width->text()
-                                                             : repeated(" ", width->as_int());
-  const auto lines = split_lines(to_text(subject) + "\n");
-  std::string out;
-  for (size_t i = 0; i < lines.size(); ++i) {
-    if (i > 0) out += "\n";
-    if (i == 0 ? first : blank || !lines[i].text().empty()) out += indentation;
-    out += lines[i].text();
-    require(out.size() <= kMaxTextBytes, "a text of more than ", kMaxTextBytes, " bytes");
-  }
-  return Value::string(std::move(out));
 }
 
 Value do_tojson(Interpreter&, const Value& subject, Arguments& arguments) {
@@ -266,6 +248,7 @@ Value do_unique(Interpreter&, const Value& subject, Arguments& arguments) {
   std::vector<Value> out, seen;
   for (const auto& item : iterate(subject)) {
     const Value key = sort_key(by_attribute(item, attribute), case_sensitive);
+    require_hashable(key);
     if (std::any_of(seen.begin(), seen.end(), [&](const Value& each) { return equal(each, key); })) continue;
     seen.push_back(key);
     out.push_back(item);
@@ -401,7 +384,9 @@ Value do_last(Interpreter&, const Value& subject, Arguments&) {
   const bool is_generator = subject.is(Kind::kSequence) && subject.items().kind == SequenceKind::kGenerator;
   require(!is_generator, "'generator' object is not reversible");
   const auto items = iterate(subject);
-  return items.empty() ? Value::undefined("No last item, sequence was empty.") : items.back();
+  return items.empty()         ? Value::undefined("No last item, sequence was empty.")
+         : subject.is_markup() ? Value::markup(items.back().text())
+                               : items.back();
 }
 
 Value do_reverse(Interpreter&, const Value& subject, Arguments&) {
@@ -410,7 +395,7 @@ Value do_reverse(Interpreter&, const Value& subject, Arguments&) {
   if (!subject.is(Kind::kString)) return generator(std::move(items));
   std::string out;
   for (const auto& item : items) out += item.text();
-  return Value::string(std::move(out));
+  return text_like(subject, std::move(out));
 }
 
 Value do_replace(Interpreter&, const Value& subject, Arguments& arguments) {
@@ -425,7 +410,7 @@ Value do_trim(Interpreter&, const Value& subject, Arguments& arguments) {
   ArgumentReader reader("trim", arguments);
   const Value* characters = reader.optional("chars");
   reader.done();
-  return Value::string(stripped(to_text(subject), characters, true, true));
+  return text_like(subject, stripped(to_text(subject), characters, true, true));
 }
 
 Value do_title(Interpreter&, const Value& subject, Arguments&) {
@@ -440,24 +425,24 @@ Value do_title(Interpreter&, const Value& subject, Arguments&) {
   return Value::string(std::move(out));
 }
 
-Value do_truncate(Interpreter&, const Value& subject, Arguments& arguments) {
-  ArgumentReader reader("truncate", arguments);
-  const int64_t length = reader.integer("length", 255);
-  const bool kill_words = reader.boolean("killwords", false);
-  const std::string end = reader.text("end", "...");
-  const int64_t leeway = reader.integer("leeway", 5);
-  reader.done();
-  const std::string text = to_text(subject);
-  const auto end_length = static_cast<int64_t>(num_code_points(end));
-  require(length >= end_length && leeway >= 0, "truncate: length shorter than its end, or a negative leeway");
-  if (static_cast<int64_t>(num_code_points(text)) <= length + leeway) return Value::string(text);
-  std::string cut = get_slice(Value::string(text), Value(), Value::integer(length - end_length), Value()).text();
-  if (!kill_words && cut.rfind(' ') != cut.npos) cut.resize(cut.rfind(' '));
-  return Value::string(cut + end);
+Value do_escape(Interpreter&, const Value& subject, Arguments&) { return Value::markup(escaped_text(subject)); }
+
+Value do_string(Interpreter&, const Value& subject, Arguments&) {
+  return subject.is(Kind::kString) ? subject : Value::string(to_text(subject));
 }
 
-Value do_escape(Interpreter&, const Value& subject, Arguments&) {
-  return Value::string(html_escaped(to_text(subject)));
+template <std::string (*F)(const std::string&)>
+Value do_text(Interpreter&, const Value& subject, Arguments&) {
+  return text_like(subject, F(to_text(subject)));
+}
+
+Value do_random(Interpreter&, const Value& subject, Arguments&) {
+  static thread_local std::minstd_rand generator(std::random_device{}());
+  const bool is_generator = subject.is(Kind::kSequence) && subject.items().kind >= SequenceKind::kGenerator;
+  require(!is_generator && !subject.is(Kind::kDict), "random takes a list or a text, not ", type_name(subject));
+  const auto count = length_of(subject);
+  if (count == 0) return Value::undefined("No random item, sequence was empty.");
+  return get_item(subject, Value::integer(static_cast<int64_t>(generator() % static_cast<uint64_t>(count))));
 }
 
 Value do_abs(Interpreter&, const Value& subject, Arguments&) {
@@ -486,12 +471,11 @@ constexpr Entry kFilters[] = {
        return get_own_attribute(subject, to_text(ArgumentReader("attr", arguments).required("name")));
      }},
     {"batch", do_batch},
-    {"capitalize",
-     [](Interpreter&, const Value& subject, Arguments&) { return Value::string(capitalized(to_text(subject))); }},
+    {"capitalize", do_text<capitalized>},
     {"center",
      [](Interpreter&, const Value& subject, Arguments& arguments) {
-       return Value::string(
-           padded(to_text(subject), ArgumentReader("center", arguments).integer("width", 80), U' ', '^'));
+       return text_like(subject,
+                        padded(to_text(subject), ArgumentReader("center", arguments).integer("width", 80), U' ', '^'));
      }},
     {"count", [](Interpreter&, const Value& subject, Arguments&) { return Value::integer(length_of(subject)); }},
     {"d", do_default},
@@ -502,15 +486,18 @@ constexpr Entry kFilters[] = {
     {"filesizeformat", do_filesizeformat},
     {"first", do_first},
     {"float", do_float},
-    {"forceescape", do_escape},
+    {"forceescape",
+     [](Interpreter&, const Value& subject, Arguments&) { return Value::markup(html_escaped(to_text(subject))); }},
     {"format",
      [](Interpreter&, const Value& subject, Arguments& arguments) {
        require(arguments.keyword.empty() || arguments.positional.empty(),
                "can't handle positional and keyword arguments at the same time");
        std::vector<std::pair<Value, Value>> named;
        for (const auto& [name, value] : arguments.keyword) named.emplace_back(Value::string(name), value);
-       return Value::string(percent_format(
-           to_text(subject), named.empty() ? Value::tuple(arguments.positional) : Value::dict(std::move(named))));
+       return text_like(
+           subject, percent_format(to_text(subject),
+                                   named.empty() ? Value::tuple(arguments.positional) : Value::dict(std::move(named)),
+                                   subject.is_markup()));
      }},
     {"groupby", do_groupby},
     {"indent", do_indent},
@@ -520,22 +507,23 @@ constexpr Entry kFilters[] = {
     {"last", do_last},
     {"length", [](Interpreter&, const Value& subject, Arguments&) { return Value::integer(length_of(subject)); }},
     {"list", [](Interpreter&, const Value& subject, Arguments&) { return Value::list(iterate(subject)); }},
-    {"lower", [](Interpreter&, const Value& subject, Arguments&) { return Value::string(lower(to_text(subject))); }},
+    {"lower", do_text<lower>},
     {"map", do_map},
     {"max", do_extreme<true>},
     {"min", do_extreme<false>},
     {"pprint", do_pprint},
+    {"random", do_random},
     {"reject", do_select<false, false>},
     {"rejectattr", do_select<true, false>},
     {"replace", do_replace},
     {"reverse", do_reverse},
     {"round", do_round},
-    {"safe", [](Interpreter&, const Value& subject, Arguments&) { return Value::string(to_text(subject)); }},
+    {"safe", [](Interpreter&, const Value& subject, Arguments&) { return Value::markup(to_text(subject)); }},
     {"select", do_select<false, true>},
     {"selectattr", do_select<true, true>},
     {"slice", do_slice},
     {"sort", do_sort},
-    {"string", [](Interpreter&, const Value& subject, Arguments&) { return Value::string(to_text(subject)); }},
+    {"string", do_string},
     {"striptags", do_striptags},
     {"sum", do_sum},
     {"title", do_title},
@@ -543,7 +531,7 @@ constexpr Entry kFilters[] = {
     {"trim", do_trim},
     {"truncate", do_truncate},
     {"unique", do_unique},
-    {"upper", [](Interpreter&, const Value& subject, Arguments&) { return Value::string(upper(to_text(subject))); }},
+    {"upper", do_text<upper>},
     {"urlencode", do_urlencode},
     {"wordcount",
      [](Interpreter&, const Value& subject, Arguments&) {

@@ -1,5 +1,5 @@
-// Filters that lay text out: pprint, wordwrap, filesizeformat; and those of markup: striptags, xmlattr. The rest is in
-// filters.cpp.
+// Filters that lay text out: pprint, indent, truncate, wordwrap, filesizeformat; and those of markup: striptags,
+// xmlattr. The rest is in filters.cpp.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -71,7 +71,7 @@ class PrettyPrinter {
       out_ += '(';
       format_items(value.items().values, indent + 1, allowance + static_cast<int64_t>(end.size()), level + 1);
       out_ += end;
-    } else if (value.is(Kind::kString) && !value.text().empty()) {
+    } else if (value.is(Kind::kString) && !value.text().empty() && !value.is_markup()) {
       format_text(value.text(), indent, allowance, level + 1);
     } else {
       out_ += text;
@@ -288,9 +288,55 @@ std::string html_escaped(const std::string& text) {
   return out;
 }
 
+Value text_like(const Value& subject, std::string text) {
+  return subject.is_markup() ? Value::markup(std::move(text)) : Value::string(std::move(text));
+}
+
+std::string escaped_text(const Value& value) { return value.is_markup() ? value.text() : html_escaped(to_text(value)); }
+
 Value do_pprint(Interpreter&, const Value& subject, Arguments& arguments) {
   ArgumentReader("pprint", arguments).done();
   return Value::string(PrettyPrinter().print(subject));
+}
+
+Value do_indent(Interpreter&, const Value& subject, Arguments& arguments) {
+  ArgumentReader reader("indent", arguments);
+  const Value* width = reader.optional("width");
+  const bool first = reader.boolean("first", false), blank = reader.boolean("blank", false);
+  reader.done();
+  const std::string indentation = width == nullptr           ? "    "
+                                  : width->is(Kind::kString) ? width->text()
+                                                             : repeated(" ", width->as_int());
+  require(subject.is(Kind::kString), "unsupported operand type(s) for +=: '", type_name(subject), "' and 'str'");
+  const auto lines = split_lines(subject.text() + "\n");
+  std::string out;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (i > 0) out += "\n";
+    if (i == 0 ? first : blank || !lines[i].text().empty()) out += indentation;
+    out += lines[i].text();
+    require(out.size() <= kMaxTextBytes, "a text of more than ", kMaxTextBytes, " bytes");
+  }
+  return text_like(subject, std::move(out));
+}
+
+Value do_truncate(Interpreter&, const Value& subject, Arguments& arguments) {
+  ArgumentReader reader("truncate", arguments);
+  const int64_t length = reader.integer("length", 255);
+  const bool kill_words = reader.boolean("killwords", false);
+  const std::string end = reader.text("end", "...");
+  const int64_t leeway = reader.integer("leeway", 5);
+  reader.done();
+  if (!subject.is(Kind::kString)) {
+    require(length_of(subject) <= length + leeway, "'", type_name(subject), "' object has no attribute 'rsplit'");
+    return subject;
+  }
+  const std::string text = subject.text();
+  const auto end_length = static_cast<int64_t>(num_code_points(end));
+  require(length >= end_length && leeway >= 0, "truncate: length shorter than its end, or a negative leeway");
+  if (static_cast<int64_t>(num_code_points(text)) <= length + leeway) return text_like(subject, text);
+  std::string cut = get_slice(Value::string(text), Value(), Value::integer(length - end_length), Value()).text();
+  if (!kill_words && cut.rfind(' ') != cut.npos) cut.resize(cut.rfind(' '));
+  return text_like(subject, cut + (subject.is_markup() ? html_escaped(end) : end));
 }
 
 Value do_wordwrap(Interpreter&, const Value& subject, Arguments& arguments) {
@@ -301,6 +347,7 @@ Value do_wordwrap(Interpreter&, const Value& subject, Arguments& arguments) {
   const bool break_on_hyphens = reader.boolean("break_on_hyphens", true);
   reader.done();
   require(width > 0, "wordwrap: invalid width ", width, " (must be > 0)");
+  require(subject.is(Kind::kString), "'", type_name(subject), "' object has no attribute 'splitlines'");
   const Wrapper wrapper(width, break_long_words, break_on_hyphens);
   const std::string between = separator == nullptr || separator->is(Kind::kNone) ? "\n" : to_text(*separator);
   std::string out;
@@ -365,9 +412,10 @@ Value do_xmlattr(Interpreter&, const Value& subject, Arguments& arguments) {
   std::string out;
   for (const auto& [key, value] : subject.entries().values) {
     if (value.is(Kind::kNone) || value.is(Kind::kUndefined)) continue;
+    require(key.is(Kind::kString), "expected string or bytes-like object, got '", type_name(key), "'");
     const auto name = to_text(key);
     require(name.find_first_of(" \t\n\v\f\r/>=") == name.npos, "Invalid character in attribute name: ", to_repr(key));
-    out += (out.empty() ? "" : " ") + html_escaped(name) + "=\"" + html_escaped(to_text(value)) + "\"";
+    out += (out.empty() ? "" : " ") + escaped_text(key) + "=\"" + escaped_text(value) + "\"";
   }
   return Value::string(space && !out.empty() ? " " + out : out);
 }

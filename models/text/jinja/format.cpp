@@ -93,7 +93,7 @@ Value converted(const Value& value, char conversion) {
 
 }  // namespace
 
-std::string percent_format(const std::string& format, const Value& values) {
+std::string percent_format(const std::string& format, const Value& values, bool escape) {
   const bool is_tuple = values.is(Kind::kSequence) && values.items().kind == SequenceKind::kTuple;
   size_t used = 0;
   bool used_name = false;
@@ -150,7 +150,8 @@ std::string percent_format(const std::string& format, const Value& values) {
     }
     const Value value = has_name ? named : next();
     if (type == 's' || type == 'r') {
-      std::string text = type == 's' ? to_text(value) : to_repr(value);
+      std::string text = type == 'r' ? to_repr(value) : escape ? escaped_text(value) : to_text(value);
+      if (escape && type == 'r') text = html_escaped(text);
       if (precision >= 0) text = get_slice(Value::string(text), Value(), Value::integer(precision), Value()).text();
       out += padded(text, width, U' ', flags.find('-') != flags.npos ? '<' : '>');
     } else if (type == 'c') {
@@ -173,9 +174,13 @@ std::string percent_format(const std::string& format, const Value& values) {
   return out;
 }
 
-std::string brace_format(const std::string& format, const Arguments& arguments) {
+std::string brace_format(const std::string& format, const Arguments& arguments, bool escape) {
   enum class Numbering { kUnknown, kAutomatic, kManual } numbering = Numbering::kUnknown;
   std::string out;
+  const auto put = [&](const Value& value, char conversion, const std::string& specification) {
+    const auto text = formatted(converted(value, conversion), specification);
+    out += escape && !(value.is_markup() && conversion == 0) ? html_escaped(text) : text;
+  };
   size_t next = 0;
   for (size_t at = 0; at < format.size(); ++at) {
     const char c = format[at];
@@ -216,14 +221,14 @@ std::string brace_format(const std::string& format, const Arguments& arguments) 
       const size_t index = field.empty() ? next++ : static_cast<size_t>(read_integer(field, digits));
       require(index < arguments.positional.size(), "Replacement index ", index,
               " out of range for positional args tuple");
-      out += formatted(converted(arguments.positional[index], conversion), specification);
+      put(arguments.positional[index], conversion, specification);
     } else {
       const Value* found = nullptr;
       for (const auto& [name, value] : arguments.keyword) {
         if (name == field) found = &value;
       }
       require(found != nullptr, "'", field, "' is not among the arguments of format");
-      out += formatted(converted(*found, conversion), specification);
+      put(*found, conversion, specification);
     }
     require(out.size() <= kMaxTextBytes, "a text of more than ", kMaxTextBytes, " bytes");
   }

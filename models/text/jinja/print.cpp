@@ -280,7 +280,7 @@ std::string to_repr(const Value& value) {
     case Kind::kFloat:
       return float_text(value.as_double());
     case Kind::kString:
-      return string_repr(value.text());
+      return value.is_markup() ? "Markup(" + string_repr(value.text()) + ")" : string_repr(value.text());
     case Kind::kDict:
       return dict_repr(value.entries());
     case Kind::kNamespace:
@@ -299,7 +299,8 @@ std::string to_repr(const Value& value) {
       }
     }
     case Kind::kCallable:
-      return "<function " + value.function().name + ">";
+      return value.function().attribute && value.function().function ? "<Macro '" + value.function().name + "'>"
+                                                                     : "<function " + value.function().name + ">";
     case Kind::kLoop:
       return "<LoopContext>";
   }

@@ -256,6 +256,31 @@ Value all_method(const std::string& text, Arguments&) {
 bool is_alphanumeric(char32_t c) { return is_letter(c) || is_numeric(c); }
 bool is_digit(char32_t c) { return is_numeric(c) && !(c >= 0xBC && c <= 0xBE) && !(c >= 0x2150 && c <= 0x218B); }
 
+// Markup escapes what its methods take in, and gives markup.
+Value markup_of(Value value) {
+  if (value.is(Kind::kString)) return Value::markup(value.text());
+  if (!value.is(Kind::kSequence)) return value;
+  std::vector<Value> items;
+  for (const auto& item : value.items().values) items.push_back(markup_of(item));
+  return Value::sequence(std::move(items), value.items().kind);
+}
+void escape_arguments(std::string_view method, Arguments& arguments) {
+  const auto escape = [](Value& value) {
+    if (value.is(Kind::kString)) value = Value::string(escaped_text(value));
+  };
+  const bool is_join = method == "join";
+  if (is_join && !arguments.positional.empty()) {
+    std::vector<Value> items;
+    for (const auto& item : iterate(arguments.positional[0])) items.push_back(Value::string(escaped_text(item)));
+    arguments.positional[0] = Value::list(std::move(items));
+  }
+  const bool takes_second = method == "replace" || method == "ljust" || method == "rjust" || method == "center";
+  if (takes_second && arguments.positional.size() > 1) escape(arguments.positional[1]);
+  for (auto& [name, value] : arguments.keyword) {
+    if (takes_second && (name == "new" || name == "fillchar")) escape(value);
+  }
+}
+
 Value join_method(const std::string& text, Arguments& arguments) {
   ArgumentReader reader("join", arguments);
   const auto items = iterate(reader.required("iterable"));
@@ -373,6 +398,13 @@ std::optional<Value> find_string_method(const Value& subject, std::string_view n
   const auto* entry =
       std::find_if(std::begin(kMethods), std::end(kMethods), [&](const Entry& each) { return each.name == name; });
   if (entry == std::end(kMethods)) return std::nullopt;
+  if (subject.is_markup()) {
+    return Value::callable(std::string(name), [subject, entry](Interpreter&, Arguments& arguments) {
+      if (entry->name == "format") return Value::markup(brace_format(subject.text(), arguments, /*escape=*/true));
+      escape_arguments(entry->name, arguments);
+      return markup_of(entry->method(subject.text(), arguments));
+    });
+  }
   return Value::callable(std::string(name), [subject, method = entry->method](Interpreter&, Arguments& arguments) {
     return method(subject.text(), arguments);
   });

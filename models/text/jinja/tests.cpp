@@ -50,11 +50,15 @@ constexpr Entry kTests[] = {
     {"eq", compares<Operator::kEqual>},
     {"equalto", compares<Operator::kEqual>},
     {"==", compares<Operator::kEqual>},
-    {"escaped", [](Interpreter&, const Value&, Arguments&) { return false; }},
+    {"escaped", [](Interpreter&, const Value& subject, Arguments&) { return subject.is_markup(); }},
     {"even", has_parity<0>},
     {"false",
      [](Interpreter&, const Value& subject, Arguments&) { return subject.is(Kind::kBool) && subject.as_int() == 0; }},
-    {"filter", [](Interpreter&, const Value& subject, Arguments&) { return is_filter(to_text(subject)); }},
+    {"filter",
+     [](Interpreter&, const Value& subject, Arguments&) {
+       require_hashable(subject);
+       return subject.is(Kind::kString) && is_filter(subject.text());
+     }},
     {"float", is_kind<Kind::kFloat>},
     {"ge", compares<Operator::kGreaterEqual>},
     {">=", compares<Operator::kGreaterEqual>},
@@ -88,7 +92,11 @@ constexpr Entry kTests[] = {
               (subject.is(Kind::kSequence) && subject.items().kind <= SequenceKind::kRange);
      }},
     {"string", is_kind<Kind::kString>},
-    {"test", [](Interpreter&, const Value& subject, Arguments&) { return is_test(to_text(subject)); }},
+    {"test",
+     [](Interpreter&, const Value& subject, Arguments&) {
+       require_hashable(subject);
+       return subject.is(Kind::kString) && is_test(subject.text());
+     }},
     {"true",
      [](Interpreter&, const Value& subject, Arguments&) { return subject.is(Kind::kBool) && subject.as_int() == 1; }},
     {"undefined", is_kind<Kind::kUndefined>},

@@ -91,6 +91,13 @@ Value Value::string(std::string text) {
   return out;
 }
 
+Value Value::markup(std::string text) {
+  Value out;
+  out.kind_ = Kind::kString;
+  out.object_ = std::make_shared<StringObject>(std::move(text), true);
+  return out;
+}
+
 Value Value::sequence(std::vector<Value> items, SequenceKind kind, std::string printed) {
   Value out;
   out.kind_ = Kind::kSequence;
@@ -145,6 +152,7 @@ Value Value::from_json(const nlohmann::ordered_json& json) {
 }
 
 const std::string& Value::text() const { return static_cast<StringObject&>(*object_).text; }
+bool Value::is_markup() const { return kind_ == Kind::kString && static_cast<StringObject&>(*object_).is_markup; }
 const std::string& Value::undefined_message() const { return text(); }
 SequenceObject& Value::items() const { return static_cast<SequenceObject&>(*object_); }
 DictObject& Value::entries() const { return static_cast<DictObject&>(*object_); }
@@ -196,8 +204,7 @@ const Value* DictObject::find(const Value& key) const {
 }
 
 void DictObject::set(const Value& key, Value value) {
-  const bool hashable = !key.is(Kind::kDict) && !(key.is(Kind::kSequence) && key.items().kind == SequenceKind::kList);
-  require(hashable, "unhashable type: '", type_name(key), "'");
+  require_hashable(key);
   depth = std::max(depth, checked_depth(value.depth() + 1));
   if (const Value* found = find(key)) {
     *const_cast<Value*>(found) = std::move(value);
@@ -210,6 +217,11 @@ void DictObject::set(const Value& key, Value value) {
 void DictObject::clear() {
   index_.clear();
   values.clear();
+}
+
+void require_hashable(const Value& value) {
+  const bool is_list = value.is(Kind::kSequence) && value.items().kind == SequenceKind::kList;
+  require(!value.is(Kind::kDict) && !is_list, "unhashable type: '", type_name(value), "'");
 }
 
 bool is_true(const Value& value) {
@@ -293,7 +305,10 @@ bool contains(const Value& container, const Value& item) {
     charge((text.size() + part.size()) / 256);
     return part.empty() || memmem(text.data(), text.size(), part.data(), part.size()) != nullptr;
   }
-  if (container.is(Kind::kDict)) return container.entries().find(item) != nullptr;
+  if (container.is(Kind::kDict)) {
+    require_hashable(item);
+    return container.entries().find(item) != nullptr;
+  }
   for (const auto& each : iterate(container)) {
     if (equal(each, item)) return true;
   }

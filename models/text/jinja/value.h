@@ -91,6 +91,8 @@ class Value {
   static Value integer(int64_t value);
   static Value number(double value);
   static Value string(std::string text);
+  /// A text that counts as escaped: it escapes what is added to it (MarkupSafe's Markup).
+  static Value markup(std::string text);
   static Value list(std::vector<Value> items) { return sequence(std::move(items), SequenceKind::kList); }
   static Value tuple(std::vector<Value> items) { return sequence(std::move(items), SequenceKind::kTuple); }
   static Value sequence(std::vector<Value> items, SequenceKind kind, std::string printed = {});
@@ -107,6 +109,7 @@ class Value {
   int64_t as_int() const { return int_; }  // kInt, kBool
   double as_double() const { return kind_ == Kind::kFloat ? float_ : static_cast<double>(int_); }
   const std::string& text() const;  // kString
+  bool is_markup() const;           // kString
   const std::string& undefined_message() const;
   SequenceObject& items() const;           // kSequence
   DictObject& entries() const;             // kDict, kNamespace
@@ -126,8 +129,10 @@ class Value {
 };
 
 struct StringObject : Object {
-  explicit StringObject(std::string value) : Object(value.size() + 64), text(std::move(value)) {}
+  explicit StringObject(std::string value, bool escaped = false)
+      : Object(value.size() + 64), text(std::move(value)), is_markup(escaped) {}
   std::string text;
+  bool is_markup;
 };
 
 struct SequenceObject : Object {
@@ -163,6 +168,8 @@ struct CallableObject : Object {
 };
 
 bool is_true(const Value& value);
+/// Throws Python's error where a value can be no key.
+void require_hashable(const Value& value);
 bool equal(const Value& left, const Value& right);
 /// left < right. Throws Error where Python has no order between the two.
 bool less(const Value& left, const Value& right);
