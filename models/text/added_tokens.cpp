@@ -8,6 +8,9 @@
 namespace troupe {
 namespace {
 
+/// Rust's word characters.
+bool is_word_or_joiner(char32_t c) { return is_word(c) || c == 0x200C || c == 0x200D; }
+
 char32_t code_point_before(std::string_view text, size_t end) {
   size_t begin = end - 1;
   while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) --begin;
@@ -68,8 +71,8 @@ void AddedTokenFinder::split(std::string_view text, std::vector<AddedTokenPart>&
     at = best_end;
     if (token.single_word) {
       size_t after = end;
-      if ((begin > 0 && is_word(code_point_before(text, begin))) ||
-          (end < text.size() && is_word(next_code_point(text, after)))) {
+      if ((begin > 0 && is_word_or_joiner(code_point_before(text, begin))) ||
+          (end < text.size() && is_word_or_joiner(next_code_point(text, after)))) {
         continue;
       }
     }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <queue>
 
 #include "base/error.h"
 #include "models/text/byte_alphabet.h"
@@ -14,13 +13,6 @@ namespace troupe {
 namespace {
 
 using nlohmann::json;
-constexpr size_t kShortPiece = 48;  // tokens up to which scanning for the best pair beats a heap
-
-uint64_t mix(uint64_t key) {
-  key ^= key >> 31;
-  key *= 0x9E3779B97F4A7C15ull;
-  return key ^ key >> 29;
-}
 
 std::string optional_string(const json& description, const char* key) {
   const auto found = description.find(key);
@@ -48,14 +40,20 @@ BytePairModel::BytePairModel(const json& description, bool byte_level) : byte_le
     require(unknown_id_ >= 0, "tokenizer.json: unk_token '", unknown, "' is not in the vocabulary");
   }
   byte_ids_.assign(256, -1);
-  ascii_ids_.assign(128, -1);
   for (unsigned byte = 0; byte < 256; ++byte) {
     byte_ids_[byte] = id_of(byte_level_ ? byte_alphabet()[byte] : byte_fallback_token(byte));
-    if (byte < 128) ascii_ids_[byte] = id_of(std::string(1, static_cast<char>(byte)));
+  }
+  character_ids_.assign(byte_level_ ? 128 : 0x10000, -1);
+  for (const auto& [token, id] : vocabulary_) {
+    size_t end = 0;
+    if (token.empty() || utf8_width(token[0]) != token.size()) continue;
+    const char32_t character = next_code_point(token, end);
+    if (character < character_ids_.size()) character_ids_[character] = id;
   }
   if (!byte_level_ && byte_fallback_ && std::count(byte_ids_.begin(), byte_ids_.end(), -1) != 0) byte_fallback_ = false;
   description.value("merge_by_rank", false) ? merge_by_rank() : read_merges(description.at("merges"));
   find_whole_pieces();
+  if (!byte_level_ && prefix_.empty() && suffix_.empty()) find_joints();
 }
 
 void BytePairModel::read_merges(const json& merges) {
@@ -111,7 +109,7 @@ void BytePairModel::merge_by_rank() {
 
 void BytePairModel::add_merge(Merge merge) {
   const size_t mask = merges_.size() - 1;
-  size_t at = mix(merge.pair) & mask;
+  size_t at = mix_pair(merge.pair) & mask;
   while (merges_[at].pair != kNoPair && merges_[at].pair != merge.pair) at = (at + 1) & mask;
   merges_[at] = merge;  // as in the reference, a pair that comes twice has its later rank
 }
@@ -119,7 +117,7 @@ void BytePairModel::add_merge(Merge merge) {
 const BytePairModel::Merge* BytePairModel::find_merge(int32_t left, int32_t right) const {
   const uint64_t pair = pair_key(left, right);
   const size_t mask = merges_.size() - 1;
-  for (size_t at = mix(pair) & mask;; at = (at + 1) & mask) {
+  for (size_t at = mix_pair(pair) & mask;; at = (at + 1) & mask) {
     if (merges_[at].pair == pair) return &merges_[at];
     if (merges_[at].pair == kNoPair) return nullptr;
   }
@@ -145,6 +143,14 @@ void BytePairModel::find_whole_pieces() {
   }
 }
 
+int32_t BytePairModel::character_id(std::string_view character) const {
+  size_t end = 0;
+  const char32_t code_point = next_code_point(character, end);
+  if (code_point < character_ids_.size()) return character_ids_[code_point];
+  const auto found = vocabulary_.find(character);
+  return found == vocabulary_.end() ? -1 : found->second;
+}
+
 void BytePairModel::encode(std::string_view piece, std::vector<TokenSpan>& out) const {
   if (piece.empty()) return;
   if (const auto whole = pieces_.find(piece); whole != pieces_.end()) {
@@ -152,16 +158,6 @@ void BytePairModel::encode(std::string_view piece, std::vector<TokenSpan>& out) 
     return;
   }
   merge_tokens(piece, out);
-}
-
-void BytePairModel::merge_tokens(std::string_view piece, std::vector<TokenSpan>& out) const {
-  const size_t first = out.size();
-  initial_tokens(piece, out);
-  if (out.size() - first <= kShortPiece) {
-    merge_short(out, first);
-  } else {
-    merge_long(out, first);
-  }
 }
 
 void BytePairModel::initial_tokens(std::string_view piece, std::vector<TokenSpan>& out) const {
@@ -197,8 +193,8 @@ void BytePairModel::initial_tokens(std::string_view piece, std::vector<TokenSpan
     const auto text = piece.substr(begin, at - begin);
     const auto first = static_cast<unsigned char>(text[0]);
     int32_t id = -1;
-    if (first < 128 && prefix_.empty() && suffix_.empty()) {
-      id = ascii_ids_[first];
+    if (!byte_level_ && prefix_.empty() && suffix_.empty()) {
+      id = character_id(text);
     } else {
       symbol = begin > 0 ? prefix_ : "";
       symbol += byte_level_ ? byte_alphabet()[first] : std::string(text);
@@ -214,74 +210,6 @@ void BytePairModel::initial_tokens(std::string_view piece, std::vector<TokenSpan
       unknown(text.size());
     }
   }
-}
-
-void BytePairModel::merge_short(std::vector<TokenSpan>& tokens, size_t first) const {
-  size_t count = tokens.size() - first;
-  if (count < 2) return;
-  const Merge* merges[kShortPiece];  // merges[i]: of tokens i and i + 1
-  TokenSpan* at = tokens.data() + first;
-  for (size_t i = 0; i + 1 < count; ++i) merges[i] = find_merge(at[i].id, at[i + 1].id);
-  for (;;) {
-    size_t best = count;
-    uint32_t best_rank = std::numeric_limits<uint32_t>::max();
-    for (size_t i = 0; i + 1 < count; ++i) {
-      if (merges[i] != nullptr && merges[i]->rank < best_rank) {
-        best_rank = merges[i]->rank;
-        best = i;
-      }
-    }
-    if (best == count) break;
-    at[best] = {merges[best]->id, at[best].num_bytes + at[best + 1].num_bytes};
-    for (size_t i = best + 1; i + 1 < count; ++i) {
-      at[i] = at[i + 1];
-      merges[i - 1] = merges[i];
-    }
-    --count;
-    if (best + 1 < count) merges[best] = find_merge(at[best].id, at[best + 1].id);
-    if (best > 0) merges[best - 1] = find_merge(at[best - 1].id, at[best].id);
-  }
-  tokens.resize(first + count);
-}
-
-void BytePairModel::merge_long(std::vector<TokenSpan>& tokens, size_t first) const {
-  struct Candidate {
-    uint32_t rank, left;
-    int32_t left_id, right_id;  // as they were: a candidate whose tokens have changed is void
-    bool operator>(const Candidate& other) const { return rank != other.rank ? rank > other.rank : left > other.left; }
-  };
-  const auto count = static_cast<uint32_t>(tokens.size() - first);
-  constexpr uint32_t kEnd = std::numeric_limits<uint32_t>::max();
-  TokenSpan* at = tokens.data() + first;
-  std::vector<uint32_t> next(count), previous(count);
-  for (uint32_t i = 0; i < count; ++i) {
-    next[i] = i + 1 < count ? i + 1 : kEnd;
-    previous[i] = i > 0 ? i - 1 : kEnd;
-  }
-  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> candidates;
-  const auto consider = [&](uint32_t left) {
-    if (left == kEnd || next[left] == kEnd) return;
-    if (const auto* merge = find_merge(at[left].id, at[next[left]].id)) {
-      candidates.push({merge->rank, left, at[left].id, at[next[left]].id});
-    }
-  };
-  for (uint32_t i = 0; i + 1 < count; ++i) consider(i);
-  while (!candidates.empty()) {
-    const Candidate best = candidates.top();
-    candidates.pop();
-    const uint32_t left = best.left, right = next[left];
-    if (at[left].id != best.left_id || at[left].num_bytes == 0 || right == kEnd || at[right].id != best.right_id)
-      continue;
-    at[left] = {find_merge(best.left_id, best.right_id)->id, at[left].num_bytes + at[right].num_bytes};
-    at[right] = {-1, 0};
-    next[left] = next[right];
-    if (next[left] != kEnd) previous[next[left]] = left;
-    consider(previous[left]);
-    consider(left);
-  }
-  tokens.erase(std::remove_if(tokens.begin() + static_cast<ptrdiff_t>(first), tokens.end(),
-                              [](const TokenSpan& token) { return token.num_bytes == 0; }),
-               tokens.end());
 }
 
 }  // namespace troupe

@@ -11,7 +11,8 @@ IncrementalDecoder::IncrementalDecoder(const Tokenizer& tokenizer, bool skip_spe
 
 std::string IncrementalDecoder::push(int32_t id) {
   if (skip_special_tokens_ && tokenizer_.is_special(id)) return {};
-  pending_ += tokenizer_.token_bytes(id);
+  pending_ += at_start_ ? tokenizer_.first_token_bytes(id) : tokenizer_.token_bytes(id);
+  at_start_ = false;
   while (leading_spaces_ > 0 && !pending_.empty()) {
     if (pending_.front() != ' ') {
       leading_spaces_ = 0;

@@ -37,8 +37,11 @@ void cut(size_t size, const std::vector<Span>& matches, Behavior behavior, bool 
   size_t open = 0;  // where a merged piece began
   bool has_open = false, previous_delimiter = false;
   const auto part = [&](size_t begin, size_t end, bool is_match) {
-    if (begin == end) return;
     const bool delimiter = is_match != invert;
+    if (begin == end) {  // a cut without characters of its own
+      if (is_match && behavior == Behavior::kContiguous) previous_delimiter = delimiter;
+      return;
+    }
     const auto start_anew = [&] {  // the piece so far ends here
       if (has_open) give(open, begin);
       open = begin;
@@ -119,7 +122,9 @@ Finder characters(bool (*predicate)(char32_t)) {
 
 Finder expression(Regex regex) {
   auto shared = std::make_shared<Regex>(std::move(regex));
-  return [shared](std::string_view piece, std::vector<Span>& matches) { shared->find_all(piece, matches); };
+  return [shared](std::string_view piece, std::vector<Span>& matches) {
+    shared->find_all(piece, matches, /*keep_empty=*/true);
+  };
 }
 
 // Rewrites the text of each piece with `change(rewriter, piece, index)`; pieces keep their order.
@@ -253,8 +258,9 @@ void parse_into(const json& description, std::vector<std::unique_ptr<PreTokenize
   } else if (type == "Punctuation") {
     add(characters(is_punctuation), parse_behavior(description.value("behavior", std::string("Isolated"))));
   } else if (type == "Whitespace") {
-    // Rust's \w, which holds the two joiners too.
-    add(expression(Regex(pcre_pattern("[\\w\\x{200C}\\x{200D}]+|[^\\w\\s\\x{200C}\\x{200D}]+"))), Behavior::kRemoved,
+    // Rust's \w, which holds the two joiners.
+    constexpr std::string_view word = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200C}\\x{200D}";
+    add(expression(Regex(concat("[", word, "]+|[^", word, "\\p{White_Space}]+"))), Behavior::kRemoved,
         /*invert=*/true);
   } else if (type == "WhitespaceSplit") {
     add(characters(is_white_space), Behavior::kRemoved);

@@ -99,7 +99,7 @@ bool Regex::search(std::string_view text, size_t from, std::vector<Span>& groups
   return true;
 }
 
-void Regex::find_all(std::string_view text, std::vector<Span>& matches) const {
+void Regex::find_all(std::string_view text, std::vector<Span>& matches, bool keep_empty) const {
   matches.clear();
   MatchMemory memory(implementation_->code, implementation_->match_limit);
   const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(memory.data());
@@ -110,6 +110,8 @@ void Regex::find_all(std::string_view text, std::vector<Span>& matches) const {
       matches.push_back(match);
       from = match.end;
     } else {  // an empty match: step over one character
+      const bool touches = !matches.empty() && matches.back().end == match.end;
+      if (keep_empty && !touches) matches.push_back(match);
       from = match.end;
       do {
         ++from;

@@ -33,8 +33,9 @@ class Regex {
   /// First match that starts at or after `from`: true and the spans of group 0, 1, ... ({npos, npos} where a group took
   /// no part). The text must be valid UTF-8. Throws Error where the match limit is reached. Thread-safe.
   bool search(std::string_view text, size_t from, std::vector<Span>& groups) const;
-  /// Every non-empty match from left to right, without overlap. Thread-safe.
-  void find_all(std::string_view text, std::vector<Span>& matches) const;
+  /// Every non-empty match from left to right, without overlap; with `keep_empty` also the empty ones that do not lie
+  /// right behind another. Thread-safe.
+  void find_all(std::string_view text, std::vector<Span>& matches, bool keep_empty = false) const;
   size_t num_groups() const;
 
  private:
@@ -42,7 +43,7 @@ class Regex {
   std::unique_ptr<Implementation> implementation_;
 };
 
-/// The pattern of a tokenizer file (Oniguruma or Rust syntax) in PCRE2's: white space and words by the Unicode
+/// The pattern of a tokenizer file (Oniguruma's Ruby syntax or Rust's) in PCRE2's: white space and words by the Unicode
 /// properties, scripts without their extensions, class intersections.
 std::string pcre_pattern(std::string_view pattern);
 

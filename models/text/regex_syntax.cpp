@@ -11,6 +11,9 @@ namespace troupe {
 namespace {
 
 constexpr std::string_view kWordMembers = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
+// Outside of classes Oniguruma counts the small digits and fractions of Latin-1 too.
+constexpr std::string_view kWord = "[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}]";
+constexpr std::string_view kNoWord = "[^\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}]";
 
 class Rewriter {
  public:
@@ -20,11 +23,20 @@ class Rewriter {
     std::string out;
     while (at_ < in_.size()) {
       const char c = in_[at_];
+      const bool quantifies = c == '*' || c == '+' || c == '?' || c == '{';
+      if (!quantifies && c != ')') atom_ = out.size();
       if (c == '\\') {
         escape(out, /*in_class=*/false);
       } else if (c == '[') {
         out += character_class();
+      } else if (c == '{') {
+        interval(out);
       } else {
+        if (c == '(') groups_.push_back(out.size());
+        if (c == ')' && !groups_.empty()) {
+          atom_ = groups_.back();
+          groups_.pop_back();
+        }
         out += c;
         ++at_;
       }
@@ -33,6 +45,22 @@ class Rewriter {
   }
 
  private:
+  // {n,m}: without n it begins at 0; a + behind it (or ? behind {n}) repeats, where PCRE2 has other meanings.
+  void interval(std::string& out) {
+    const size_t close = in_.find('}', at_);
+    const auto bounds = close == in_.npos ? std::string_view() : in_.substr(at_ + 1, close - at_ - 1);
+    if (bounds.empty() || bounds == "," || bounds.find_first_not_of("0123456789,") != bounds.npos) {
+      out += in_[at_++];
+      return;
+    }
+    out += concat("{", bounds.front() == ',' ? "0" : "", bounds, "}");
+    at_ = close + 1;
+    const char next = at_ < in_.size() ? in_[at_] : ' ';
+    if (next != '+' && (next != '?' || bounds.find(',') != bounds.npos)) return;
+    out.insert(atom_, "(?:");
+    out += ')';
+  }
+
   void escape(std::string& out, bool in_class) {
     require(at_ + 1 < in_.size(), "regular expression '", in_, "' ends in a backslash");
     const char c = in_[at_ + 1];
@@ -42,13 +70,28 @@ class Rewriter {
     } else if (c == 'S') {
       out += "\\P{White_Space}";
     } else if (c == 'w') {
-      out += in_class ? std::string(kWordMembers) : "[" + std::string(kWordMembers) + "]";
+      out += in_class ? kWordMembers : kWord;
     } else if (c == 'W' && !in_class) {
-      out += "[^" + std::string(kWordMembers) + "]";
+      out += kNoWord;
+    } else if ((c == 'b' || c == 'B') && !in_class) {
+      const std::string word(kWord);
+      const std::string inside = "(?<=" + word + ")(?=" + word + ")", outside = "(?<!" + word + ")(?!" + word + ")";
+      out += c == 'B' ? "(?:" + inside + "|" + outside + ")" : "(?!" + inside + "|" + outside + ")";
+    } else if (c == 'h' || c == 'H') {  // hexadecimal digits
+      const std::string_view digits = "0-9A-Fa-f";
+      require(!in_class || c == 'h', "regular expression '", in_, "': \\H inside a class is not supported");
+      out += in_class ? std::string(digits) : concat(c == 'h' ? "[" : "[^", digits, "]");
+    } else if (c == 'v') {
+      out += "\\x0B";
     } else if ((c == 'p' || c == 'P') && at_ < in_.size() && in_[at_] == '{') {
       const size_t close = in_.find('}', at_);
       require(close != std::string_view::npos, "regular expression '", in_, "': a property without its closing brace");
-      property(out, c, in_.substr(at_ + 1, close - at_ - 1));
+      const auto name = in_.substr(at_ + 1, close - at_ - 1);
+      if (const auto members = posix_members(name); c == 'p' && members != name) {
+        out += in_class ? std::string(members) : concat("[", members, "]");
+      } else {
+        property(out, c, name);
+      }
       at_ = close + 1;
     } else if (c == 'u' && in_.size() - at_ >= 4 && in_[at_] != '{') {
       out += "\\x{" + std::string(in_.substr(at_, 4)) + "}";
@@ -59,6 +102,15 @@ class Rewriter {
       out += '\\';
       out += c;
     }
+  }
+
+  // Classes that hold more than one property; any other name as it is.
+  static std::string_view posix_members(std::string_view name) {
+    if (name == "Alnum" || name == "alnum") return "\\p{Alphabetic}\\p{Nd}";
+    if (name == "Word" || name == "word") return kWordMembers;
+    if (name == "Punct" || name == "punct") return "\\p{P}\\p{S}";
+    if (name == "alpha") return "\\p{Alphabetic}";
+    return name;
   }
 
   // Names of one or two letters are general categories; the long ones that published files use are mapped; the rest are
@@ -83,8 +135,7 @@ class Rewriter {
         {"Digit", "Nd"},
         {"Space", "White_Space"},
         {"Upper", "Uppercase"},
-        {"Lower", "Lowercase"},
-        {"Punct", "P"}};
+        {"Lower", "Lowercase"}};
     bool negated = letter == 'P';
     if (!name.empty() && name.front() == '^') {
       negated = !negated;
@@ -131,7 +182,9 @@ class Rewriter {
       } else if (c == '[' && in_.substr(at_, 2) == "[:") {
         const size_t close = in_.find(":]", at_);
         require(close != std::string_view::npos, "regular expression '", in_, "': [: without :]");
-        parts.back().members += in_.substr(at_, close + 2 - at_);
+        const auto name = in_.substr(at_ + 2, close - at_ - 2);
+        const auto members = posix_members(name);
+        parts.back().members += members == name ? in_.substr(at_, close + 2 - at_) : members;
         at_ = close + 2;
       } else if (c == '[') {
         parts.back().nested.push_back(character_class());
@@ -151,6 +204,8 @@ class Rewriter {
 
   std::string_view in_;
   size_t at_ = 0;
+  size_t atom_ = 0;             // where in the output the latest thing that a quantifier would repeat began
+  std::vector<size_t> groups_;  // where the open groups began
   int depth_ = 0;
 };
 

@@ -146,19 +146,21 @@ class MetaspaceDecoder : public TokenDecoder {
     strips_first_ = description.value("prepend_scheme", std::string(legacy_prefix ? "always" : "never")) != "never";
   }
   void apply(std::vector<std::string>& tokens) const override {
-    for (size_t i = 0; i < tokens.size(); ++i) {
-      const bool marked = strips_first_ && i == 0 && tokens[i].starts_with(mark_);
-      tokens[i] = token_bytes(marked ? tokens[i].substr(mark_.size()) : tokens[i]);
-    }
+    for (size_t i = 0; i < tokens.size(); ++i)
+      tokens[i] = i == 0 ? first_token_bytes(std::move(tokens[i])) : token_bytes(std::move(tokens[i]));
   }
-  std::string token_bytes(std::string token) const override {
-    for (size_t at = token.find(mark_); at != token.npos; at = token.find(mark_, at + 1))
-      token.replace(at, mark_.size(), " ");
-    return token;
+  std::string token_bytes(std::string token) const override { return replaced(std::move(token), " "); }
+  /// As in the reference, every mark of the first token goes, not only the one at its beginning.
+  std::string first_token_bytes(std::string token) const override {
+    return replaced(std::move(token), strips_first_ ? "" : " ");
   }
-  size_t num_leading_spaces_removed() const override { return strips_first_ ? 1 : 0; }
 
  private:
+  std::string replaced(std::string token, std::string_view with) const {
+    for (size_t at = token.find(mark_); at != token.npos; at = token.find(mark_, at + with.size()))
+      token.replace(at, mark_.size(), with);
+    return token;
+  }
   std::string mark_;
   bool strips_first_;
 };
@@ -219,6 +221,10 @@ class DecoderSequence : public TokenDecoder {
   }
   std::string token_bytes(std::string token) const override {
     for (const auto& step : steps_) token = step->token_bytes(std::move(token));
+    return token;
+  }
+  std::string first_token_bytes(std::string token) const override {
+    for (const auto& step : steps_) token = step->first_token_bytes(std::move(token));
     return token;
   }
   size_t num_leading_spaces_removed() const override {

@@ -16,7 +16,9 @@ class TokenDecoder {
   virtual void apply(std::vector<std::string>& tokens) const = 0;
   /// The same for one token in the middle of a text, in bytes that need not be whole characters.
   virtual std::string token_bytes(std::string token) const = 0;
-  /// Spaces that it takes from the very beginning of the text.
+  /// And for the first one of a text.
+  virtual std::string first_token_bytes(std::string token) const { return token_bytes(std::move(token)); }
+  /// Spaces that it takes from the very beginning of the text, after that.
   virtual size_t num_leading_spaces_removed() const { return 0; }
 };
 

@@ -33,6 +33,8 @@ class Tokenizer {
   /// The bytes that this token adds in the middle of a text (for incremental decoding of byte-level vocabularies); ""
   /// for ids without a token.
   virtual std::string token_bytes(int32_t id) const = 0;
+  /// And at the beginning of one, where some decoders drop marks of spaces.
+  virtual std::string first_token_bytes(int32_t id) const { return token_bytes(id); }
   /// Spaces that decoding takes from the beginning of a text (SentencePiece's dummy prefix).
   virtual size_t num_leading_spaces_removed() const { return 0; }
 };
@@ -53,6 +55,7 @@ class IncrementalDecoder {
  private:
   const Tokenizer& tokenizer_;
   bool skip_special_tokens_;
+  bool at_start_ = true;
   std::string pending_;
   size_t leading_spaces_;
 };

@@ -132,6 +132,11 @@ class JsonTokenizer : public Tokenizer {
     const auto& token = tokens_[static_cast<size_t>(id)];
     return decoder_ ? decoder_->token_bytes(token) : token;
   }
+  std::string first_token_bytes(int32_t id) const override {
+    if (id < 0 || id >= vocab_size()) return {};
+    const auto& token = tokens_[static_cast<size_t>(id)];
+    return decoder_ ? decoder_->first_token_bytes(token) : token;
+  }
   size_t num_leading_spaces_removed() const override { return leading_spaces_; }
 
  private:
@@ -166,6 +171,7 @@ class JsonTokenizer : public Tokenizer {
       AlignedText content{token.content, 0, {}, {}};
       normalizer_->apply(content, false);
       normalized_finder_.add(content.text, token);
+      tokens_[static_cast<size_t>(token.id)] = content.text;  // as the reference decodes it since its version 0.23
     }
   }
 

@@ -8,6 +8,7 @@
 #include "models/text/base64.h"
 #include "models/text/model_text.h"
 #include "models/text/normalizer.h"
+#include "models/text/token_model.h"
 #include "tests/doctest.h"
 
 using namespace troupe;
@@ -117,4 +118,70 @@ TEST_CASE("models and normalizers that are broken are refused by name") {
   CHECK_THROWS_WITH_AS(parse_normalizer(table("AAAA")), doctest::Contains("truncated"), Error);
   CHECK_THROWS_WITH_AS(parse_normalizer(table("/////w==")), doctest::Contains("a table of"), Error);
   CHECK(parse_normalizer(table("")) == nullptr);
+}
+
+TEST_CASE("a text without a pre-tokenizer merges part by part as it merges whole") {
+  const std::string mark = "\xe2\x96\x81";
+  const std::vector<std::pair<std::string, std::string>> merges = {
+      {"b", "c"}, {"a", "b"}, {"a", "bc"}, {mark, "a"}, {mark + "a", "b"}, {mark, mark}, {"c", mark}, {"é", "a"}};
+  json model = {{"type", "BPE"}, {"byte_fallback", true}, {"merges", json::array()}};
+  int next = 0;
+  for (const std::string token : {"a", "b", "c", "é", mark.c_str()}) model["vocab"][token] = next++;
+  for (int byte = 0; byte < 256; ++byte) model["vocab"][byte_fallback_token(static_cast<unsigned>(byte))] = next++;
+  for (const auto& [left, right] : merges) {
+    model["merges"].push_back({left, right});
+    model["vocab"][left + right] = next++;
+  }
+  const auto tokenizer = parse_tokenizer(json{{"model", model}}.dump());
+  std::vector<std::string> tokens;
+  std::string text;
+  uint32_t state = 1;
+  for (int i = 0; i < 700; ++i) {
+    state = state * 1664525 + 1013904223;
+    const std::vector<std::string> letters = {"a", "b", "c", "é", mark, "ü"};
+    const auto& letter = letters[state >> 24 & 7 ? (state >> 16) % 5 : 5];
+    text += letter;
+    if (letter == "ü") {  // has no token: its two bytes stand for it
+      tokens.insert(tokens.end(), {"<0xC3>", "<0xBC>"});
+    } else {
+      tokens.push_back(letter);
+    }
+  }
+  const auto merge_once = [&] {  // the plain way: the lowest rank that applies, where it applies first
+    for (const auto& [left, right] : merges) {
+      for (size_t i = 0; i + 1 < tokens.size(); ++i) {
+        if (tokens[i] != left || tokens[i + 1] != right) continue;
+        tokens[i] += right;
+        tokens.erase(tokens.begin() + static_cast<ptrdiff_t>(i) + 1);
+        return true;
+      }
+    }
+    return false;
+  };
+  while (merge_once()) {
+  }
+  std::vector<int32_t> expected;
+  for (const auto& token : tokens) expected.push_back(model["vocab"][token].get<int32_t>());
+  CHECK(tokenizer->encode(text, false) == expected);
+}
+
+TEST_CASE("decoding: marks of the first token, added tokens after normalisation, joiners beside single words") {
+  const std::string mark = "\xe2\x96\x81";
+  json file = {{"model", {{"type", "BPE"}, {"unk_token", "a"}, {"merges", json::array()}}},
+               {"decoder", {{"type", "Metaspace"}, {"replacement", mark}, {"prepend_scheme", "always"}}},
+               {"normalizer", {{"type", "Lowercase"}}}};
+  file["model"]["vocab"] = {{"a", 0}, {mark + mark + "b" + mark + "c", 1}};
+  file["added_tokens"] = {{{"id", 2}, {"content", "[A]"}, {"normalized", true}},
+                          {{"id", 3}, {"content", "x"}, {"normalized", false}, {"single_word", true}}};
+  const auto tokenizer = parse_tokenizer(file.dump());
+  for (const auto& [ids, text] : {std::pair(std::vector<int32_t>{1, 1}, std::string("bc  b c")),
+                                  std::pair(std::vector<int32_t>{0, 2}, std::string("a[a]"))}) {
+    CHECK(tokenizer->decode(ids, false) == text);
+    IncrementalDecoder stream(*tokenizer, false);
+    std::string streamed;
+    for (const int32_t id : ids) streamed += stream.push(id);
+    CHECK(streamed + stream.finish() == text);
+  }
+  CHECK(tokenizer->encode("x a", false).front() == 3);
+  CHECK(tokenizer->encode("x\u200D", false).front() == 0);  // a zero-width joiner counts as part of the word
 }
