@@ -1,4 +1,4 @@
-// How byte-level text is cut before merges, by the names that GGUF files carry in `tokenizer.ggml.pre`. No torch.
+// How text is cut before merges, by the names that GGUF files carry in `tokenizer.ggml.pre`. No torch.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -7,14 +7,21 @@
 
 namespace troupe {
 
+/// What a vocabulary's tokens are written in.
+enum class GgufAlphabet {
+  kBytes,       // GPT-2's: each byte a printable character
+  kSpaceMarks,  // characters, spaces as U+2581, and bytes as <0xXX> for what has no token
+  kWords        // characters; white space only parts words
+};
+
 /// One published scheme: regular expressions (Oniguruma syntax) that cut one after the other, each match a piece.
 struct GgufPreTokenizer {
-  std::vector<const char*> names;  // values of tokenizer.ggml.pre
-  std::vector<const char*> patterns;
-  bool gpt2_after = false;  // GPT-2's own, built into ByteLevel, after the patterns
+  std::vector<const char*> names = {};  // values of tokenizer.ggml.pre
+  std::vector<const char*> patterns = {};
   bool nfc = false;
   bool ignore_merges = false;
-  bool single_digits = false;  // digits one by one before all else
+  bool add_bos = false;  // where the file does not say
+  GgufAlphabet alphabet = GgufAlphabet::kBytes;
 };
 
 /// Throws Error, beginning with `path`, that lists the known names.

@@ -1,188 +1,89 @@
 #include "models/formats/gguf_tokenizer.h"
 
-#include <algorithm>
-#include <cmath>
-#include <optional>
-#include <tuple>
-#include <unordered_map>
-#include <vector>
-
 #include "base/error.h"
-#include "models/formats/gguf_pre_tokenizer.h"
+#include "models/formats/gguf_tokenizer_models.h"
 
 namespace troupe {
 namespace {
 
 using nlohmann::json;
 
-/// Text of the token that a metadata key points to, nullopt where the key is absent or points nowhere.
-std::optional<std::string> special_token(const GgufHeader& header, const std::vector<std::string_view>& tokens,
-                                         const char* key) {
-  if (!header.contains(key)) return std::nullopt;
-  const auto id = header.integer(key);
-  if (id < 0 || static_cast<size_t>(id) >= tokens.size()) return std::nullopt;
-  return std::string(tokens[static_cast<size_t>(id)]);
-}
+constexpr const char* kSeparatorKey = "tokenizer.ggml.seperator_token_id";  // spelt so in the format
 
-// Kinds of tokens, numbered as in the file. Unused ones pad the embedding table and are in no published vocabulary.
-constexpr int64_t kNormalToken = 1, kUnknownToken = 2, kControlToken = 3, kUserDefinedToken = 4, kUnusedToken = 5;
-
-/// Tokens with their kinds, checked; the vocabulary and the added tokens of a tokenizer.json.
-struct Vocabulary {
-  std::vector<std::string_view> tokens;
-  std::vector<int64_t> kinds;
-  json ids = json::object();
-  json added = json::array();
+/// What stands around a text, and by default whether it does.
+struct Frame {
+  const char *first_key = "tokenizer.ggml.bos_token_id", *last_key = "tokenizer.ggml.eos_token_id";
+  int64_t first_id = -1, last_id = -1;  // where the file names none
+  bool add_first = false, add_last = false;
 };
 
-Vocabulary read_vocabulary(const GgufHeader& header) {
-  Vocabulary result{header.texts("tokenizer.ggml.tokens"), header.integers("tokenizer.ggml.token_type")};
-  if (result.kinds.empty()) result.kinds.assign(result.tokens.size(), kNormalToken);
-  require(result.kinds.size() == result.tokens.size(), header.path, ": tokenizer.ggml.token_type has ",
-          result.kinds.size(), " elements for ", result.tokens.size(), " tokens");
-  for (size_t id = 0; id < result.tokens.size(); ++id) {
-    const auto kind = result.kinds[id];
-    if (kind == kUnusedToken) continue;
-    const std::string text(result.tokens[id]);
-    result.ids[text] = id;
-    if (kind != kControlToken && kind != kUserDefinedToken && kind != kUnknownToken) continue;
-    result.added.push_back({{"id", id},
-                            {"content", text},
-                            {"single_word", false},
-                            {"lstrip", false},
-                            {"rstrip", false},
-                            {"normalized", false},
-                            {"special", kind != kUserDefinedToken}});
-  }
-  return result;
-}
-
-json byte_pair_model(json vocabulary, json merges) {
-  return {{"type", "BPE"},
-          {"dropout", nullptr},
-          {"unk_token", nullptr},
-          {"continuing_subword_prefix", nullptr},
-          {"end_of_word_suffix", nullptr},
-          {"fuse_unk", false},
-          {"byte_fallback", false},
-          {"ignore_merges", false},
-          {"vocab", std::move(vocabulary)},
-          {"merges", std::move(merges)}};
-}
-
-/// GPT-2's byte-level kind: merges are listed.
-json byte_level_parts(const GgufHeader& header, Vocabulary& vocabulary) {
-  const auto& scheme = find_gguf_pre_tokenizer(header.text("tokenizer.ggml.pre", "gpt-2"), header.path);
-  auto merges = json::array();
-  for (const auto merge : header.texts("tokenizer.ggml.merges")) {
-    const auto space = merge.find(' ', 1);  // a merge's left side is never empty
-    require(space != std::string_view::npos, header.path, ": tokenizer.ggml.merges: \"", merge, "\" is not a pair");
-    merges.push_back({merge.substr(0, space), merge.substr(space + 1)});
-  }
-  auto model = byte_pair_model(std::move(vocabulary.ids), std::move(merges));
-  model["ignore_merges"] = scheme.ignore_merges;
-  return {{"normalizer", scheme.nfc ? json{{"type", "NFC"}} : json()},
-          {"pre_tokenizer", pre_tokenizer_json(scheme, header.boolean("tokenizer.ggml.add_space_prefix", false))},
-          {"decoder", byte_level_json(true, true)},
-          {"model", std::move(model)}};
-}
-
-/// SentencePiece's BPE joins the neighbours whose union scores highest: as a list, every split of every token into two
-/// others, best score first.
-json merges_by_score(const Vocabulary& vocabulary, const std::vector<double>& scores, const std::string& path) {
-  constexpr size_t kLongestPiece = 256;  // bytes; bounds the work that a crafted file can ask for
-  struct Merge {
-    std::string_view left, right;
-    double score;
-    size_t num_left, num_right;  // characters
+/// Puts the frame's tokens around the text (and around the second of a pair); null where there are none.
+json frame_template(const GgufHeader& header, const std::vector<std::string_view>& tokens, const Frame& frame) {
+  auto specials = json::object(), single = json::array(), pair = json::array();
+  const auto add = [&](bool wanted, const char* key, int64_t fallback, int type) {
+    const auto text = gguf_special_token(header, tokens, key, fallback);
+    if (!wanted || !text.has_value()) return;
+    specials[*text] = {{"id", *text}, {"ids", {header.integer(key, fallback)}}, {"tokens", {*text}}};
+    const json item = {{"SpecialToken", {{"id", *text}, {"type_id", type}}}};
+    if (type == 0) single.push_back(item);
+    pair.push_back(item);
   };
-  std::unordered_map<std::string_view, size_t> ids;
-  for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
-    if (vocabulary.kinds[id] == kNormalToken || vocabulary.kinds[id] == kUserDefinedToken)
-      ids.emplace(vocabulary.tokens[id], id);
+  for (const int type : {0, 1}) {
+    add(frame.add_first, frame.first_key, frame.first_id, type);
+    const json text = {{"Sequence", {{"id", type == 0 ? "A" : "B"}, {"type_id", type}}}};
+    if (type == 0) single.push_back(text);
+    pair.push_back(text);
+    add(frame.add_last, frame.last_key, frame.last_id, type);
   }
-  const auto count_characters = [](std::string_view text) {
-    return static_cast<size_t>(
-        std::count_if(text.begin(), text.end(), [](char byte) { return (byte & 0xc0) != 0x80; }));
-  };
-  std::vector<Merge> merges;
-  for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
-    if (vocabulary.kinds[id] != kNormalToken) continue;
-    const auto token = vocabulary.tokens[id];
-    require(token.size() <= kLongestPiece, path, ": tokenizer.ggml.tokens: token ", id, " is longer than ",
-            kLongestPiece, " bytes");
-    for (size_t split = 1; split < token.size(); ++split) {
-      const auto left = token.substr(0, split), right = token.substr(split);
-      if ((right.front() & 0xc0) == 0x80 || !ids.contains(left) || !ids.contains(right)) continue;
-      merges.push_back({left, right, scores[id], count_characters(left), count_characters(right)});
-    }
-  }
-  std::stable_sort(merges.begin(), merges.end(), [](const Merge& a, const Merge& b) {
-    return std::tuple(a.score, a.num_left, a.num_right) > std::tuple(b.score, b.num_left, b.num_right);
-  });
-  auto result = json::array();
-  for (const auto& merge : merges) result.push_back({merge.left, merge.right});
-  return result;
-}
-
-/// SentencePiece's kind: spaces as U+2581, bytes for what has no token.
-json sentencepiece_parts(const GgufHeader& header, Vocabulary& vocabulary) {
-  static const std::string kSpace = "\xe2\x96\x81";
-  const auto scores = header.numbers("tokenizer.ggml.scores");
-  require(scores.size() == vocabulary.tokens.size(), header.path, ": tokenizer.ggml.scores has ", scores.size(),
-          " elements for ", vocabulary.tokens.size(), " tokens");
-  require(std::none_of(scores.begin(), scores.end(), [](double score) { return std::isnan(score); }), header.path,
-          ": tokenizer.ggml.scores holds a score that is not a number");
-  auto model = byte_pair_model(std::move(vocabulary.ids), merges_by_score(vocabulary, scores, header.path));
-  model["fuse_unk"] = true;
-  model["byte_fallback"] = true;
-  const auto unknown = special_token(header, vocabulary.tokens, "tokenizer.ggml.unknown_token_id");
-  if (unknown.has_value()) model["unk_token"] = *unknown;
-  const bool prefixed = header.boolean("tokenizer.ggml.add_space_prefix", true);
-  const json to_mark = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSpace}};
-  json normalizers = json::array(), decoders = json::array();
-  if (prefixed) normalizers.push_back({{"type", "Prepend"}, {"prepend", kSpace}});
-  normalizers.push_back(to_mark);
-  decoders.push_back({{"type", "Replace"}, {"pattern", {{"String", kSpace}}}, {"content", " "}});
-  decoders.push_back({{"type", "ByteFallback"}});
-  decoders.push_back({{"type", "Fuse"}});
-  if (prefixed) decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
-  return {{"normalizer", {{"type", "Sequence"}, {"normalizers", std::move(normalizers)}}},
-          {"pre_tokenizer", nullptr},
-          {"decoder", {{"type", "Sequence"}, {"decoders", std::move(decoders)}}},
-          {"model", std::move(model)}};
-}
-
-/// Puts `bos` before the text (and before the second of a pair).
-json begin_template(const std::string& bos, int64_t id) {
-  const auto special = [&](int type) { return json{{"SpecialToken", {{"id", bos}, {"type_id", type}}}}; };
-  const json first = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
-  const json second = {{"Sequence", {{"id", "B"}, {"type_id", 1}}}};
-  auto specials = json::object();
-  specials[bos] = {{"id", bos}, {"ids", {id}}, {"tokens", {bos}}};
+  if (specials.empty()) return {};
   return {{"type", "TemplateProcessing"},
-          {"single", {special(0), first}},
-          {"pair", {special(0), first, special(1), second}},
+          {"single", std::move(single)},
+          {"pair", std::move(pair)},
           {"special_tokens", std::move(specials)}};
+}
+
+/// The parts of a tokenizer.json that depend on the kind; `frame` becomes what the kind has.
+json parts_of_kind(const GgufHeader& header, const std::string& kind, GgufVocabulary& vocabulary, Frame& frame) {
+  if (kind == "llama") {
+    frame.first_id = 1, frame.last_id = 2, frame.add_first = true;
+    return sentencepiece_parts(header, vocabulary);
+  }
+  if (kind == "bert") {
+    const bool named_begin = header.contains(frame.first_key);
+    if (!named_begin) frame.first_key = "tokenizer.ggml.cls_token_id";
+    frame.last_key = kSeparatorKey;
+    frame.first_id = 101, frame.last_id = 102, frame.add_first = true, frame.add_last = true;
+    return word_piece_parts(header, vocabulary);
+  }
+  if (kind == "t5") {
+    frame.last_id = 1, frame.add_last = true;
+    return unigram_parts(header, vocabulary);
+  }
+  const bool is_byte_pair = kind == "gpt2" || kind == "gemma4" || kind == "whitespace";
+  require(is_byte_pair, header.path, ": tokenizer.ggml.model = \"", kind,
+          "\" is not supported; supported are gpt2, llama, bert, t5, gemma4, whitespace");
+  const auto name = kind == "gpt2" ? header.text("tokenizer.ggml.pre", "default") : kind;
+  const auto& scheme = find_gguf_pre_tokenizer(name, header.path);
+  frame.add_first = scheme.add_bos;
+  return byte_pair_parts(header, scheme, vocabulary);
 }
 
 }  // namespace
 
 std::string gguf_tokenizer_json(const GgufHeader& header) {
-  auto vocabulary = read_vocabulary(header);
+  auto vocabulary = read_gguf_vocabulary(header);
   if (vocabulary.tokens.empty()) return "";
-  const auto kind = header.text("tokenizer.ggml.model");
-  require(kind == "gpt2" || kind == "llama", header.path, ": tokenizer.ggml.model = \"", kind,
-          "\" is not supported; supported are gpt2 and llama");
-  const bool is_sentencepiece = kind == "llama";
   json result = {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"post_processor", nullptr}};
   try {
     result["added_tokens"] = std::move(vocabulary.added);
-    result.update(is_sentencepiece ? sentencepiece_parts(header, vocabulary) : byte_level_parts(header, vocabulary));
-    const auto bos = special_token(header, vocabulary.tokens, "tokenizer.ggml.bos_token_id");
-    if (bos.has_value() && header.boolean("tokenizer.ggml.add_bos_token", is_sentencepiece)) {
-      result["post_processor"] = begin_template(*bos, header.integer("tokenizer.ggml.bos_token_id"));
+    const auto kind = header.text("tokenizer.ggml.model");
+    Frame frame;
+    result.update(parts_of_kind(header, kind, vocabulary, frame));
+    if (kind != "bert") {  // which always has its frame
+      frame.add_first = header.boolean("tokenizer.ggml.add_bos_token", frame.add_first) || kind == "gemma4";
+      frame.add_last = header.boolean("tokenizer.ggml.add_eos_token", frame.add_last);
     }
+    result["post_processor"] = frame_template(header, vocabulary.tokens, frame);
     return result.dump();
   } catch (const json::exception&) {
     fail(header.path, ": a token or merge of the tokenizer is not valid UTF-8");
@@ -195,11 +96,14 @@ json gguf_tokenizer_config(const GgufHeader& header) {
   for (const auto& [name, key] :
        {std::pair("bos_token", "tokenizer.ggml.bos_token_id"), std::pair("eos_token", "tokenizer.ggml.eos_token_id"),
         std::pair("unk_token", "tokenizer.ggml.unknown_token_id"),
-        std::pair("pad_token", "tokenizer.ggml.padding_token_id")}) {
-    if (const auto text = special_token(header, tokens, key)) result[name] = *text;
+        std::pair("pad_token", "tokenizer.ggml.padding_token_id"), std::pair("sep_token", kSeparatorKey),
+        std::pair("cls_token", "tokenizer.ggml.cls_token_id"),
+        std::pair("mask_token", "tokenizer.ggml.mask_token_id")}) {
+    if (const auto text = gguf_special_token(header, tokens, key)) result[name] = *text;
   }
-  if (header.contains("tokenizer.ggml.add_bos_token")) {
-    result["add_bos_token"] = header.boolean("tokenizer.ggml.add_bos_token", false);
+  for (const auto& [name, key] : {std::pair("add_bos_token", "tokenizer.ggml.add_bos_token"),
+                                  std::pair("add_eos_token", "tokenizer.ggml.add_eos_token")}) {
+    if (header.contains(key)) result[name] = header.boolean(key, false);
   }
   if (header.contains("tokenizer.chat_template")) result["chat_template"] = header.text("tokenizer.chat_template");
   return result;

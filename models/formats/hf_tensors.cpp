@@ -202,15 +202,14 @@ Tensor HfTensors::read_fp8(const Source& source) const {
   const auto* scale = scales.const_data_ptr<float>();
   auto* out = result.mutable_data_ptr<float>();
   const auto num_rows = c10::multiply_integers(one_for_each) * rows;
-  at::parallel_for(0, num_rows, std::max<int64_t>(1, 32768 / std::max<int64_t>(columns, 1)),
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t row = begin; row < end; ++row) {
-                       const auto scale_row = row / rows * scale_rows + row % rows / block_rows;
-                       dequantise_fp8_row(bytes + row * columns, static_cast<size_t>(columns),
-                                          scale + scale_row * scale_columns, static_cast<size_t>(block_columns),
-                                          out + row * columns);
-                     }
-                   });
+  at::parallel_for(
+      0, num_rows, std::max<int64_t>(1, 32768 / std::max<int64_t>(columns, 1)), [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+          const auto scale_row = row / rows * scale_rows + row % rows / block_rows;
+          dequantise_fp8_row(bytes + row * columns, static_cast<size_t>(columns), scale + scale_row * scale_columns,
+                             static_cast<size_t>(block_columns), out + row * columns);
+        }
+      });
   return result;
 }
 

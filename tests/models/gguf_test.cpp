@@ -1,6 +1,7 @@
 #include "models/formats/gguf_header.h"
 #include "models/formats/gguf_reader.h"
 #include "models/formats/gguf_tokenizer.h"
+#include "models/text/tokenizer.h"
 
 #include <nlohmann/json.hpp>
 
@@ -187,6 +188,41 @@ TEST_CASE("a SentencePiece vocabulary becomes merges, best score first") {
   CHECK(tokenizer["added_tokens"][2]["special"] == false);
   CHECK(tokenizer["post_processor"]["special_tokens"]["<s>"]["ids"][0] == 1);
   CHECK(tokenizer["normalizer"]["normalizers"][0]["type"] == "Prepend");
+}
+
+TEST_CASE("GGUF vocabularies of BERT, T5 and Gemma 4") {
+  const auto read = [](const std::string& kind, const std::vector<std::string>& tokens,
+                       const std::vector<int32_t>& kinds, const std::vector<float>& scores,
+                       const std::vector<std::string>& merges) {
+    GgufBuilder builder(0, 6);
+    builder.key_text("tokenizer.ggml.model", kind).key_uint32("tokenizer.ggml.unknown_token_id", 0);
+    builder.text("tokenizer.ggml.tokens").put<uint32_t>(9).put<uint32_t>(8).put<uint64_t>(tokens.size());
+    for (const auto& token : tokens) builder.text(token);
+    builder.text("tokenizer.ggml.token_type").put<uint32_t>(9).put<uint32_t>(5).put<uint64_t>(kinds.size());
+    for (const auto each : kinds) builder.put(each);
+    builder.text("tokenizer.ggml.scores").put<uint32_t>(9).put<uint32_t>(6).put<uint64_t>(scores.size());
+    for (const auto score : scores) builder.put(score);
+    builder.text("tokenizer.ggml.merges").put<uint32_t>(9).put<uint32_t>(8).put<uint64_t>(merges.size());
+    for (const auto& merge : merges) builder.text(merge);
+    return parse_tokenizer(gguf_tokenizer_json(parse_gguf_header(as_bytes(builder.bytes()), "x.gguf")));
+  };
+  using Ids = std::vector<int32_t>;
+  const std::string mark = "\xe2\x96\x81";
+  const auto bert = read("bert", {"[UNK]", mark + "play", "ing", mark + ".", "[CLS]"}, {3, 1, 1, 1, 3}, {}, {});
+  CHECK(bert->encode("Playing. no", false) == Ids{1, 2, 3, 0});
+  CHECK(bert->decode({1, 2, 3}, true) == "playing.");
+  const auto t5 = read("t5", {"<unk>", "</s>", mark, mark + "a", "a", "b", "ab", "[PAD]"}, {2, 3, 1, 1, 1, 1, 1, 5},
+                       {0, 0, -2, -3, -4, -4, -5, -1000}, {});
+  CHECK(t5->encode("ab a", true) == Ids{2, 6, 3, 1});  // </s> behind it, as llama.cpp has it for this kind
+  CHECK(t5->decode({2, 6, 3}, true) == "ab a");
+  const auto gemma = read("gemma4", {"<unk>", mark, "a", "b", mark + "a", "\n", "\n\n", "<0xC3>", "<0xA9>"},
+                          {2, 1, 1, 1, 1, 1, 1, 6, 6}, {0, 0, 0, 0, 0, 0, 0, 0, 0}, {mark + " a", "\n \n"});
+  CHECK(gemma->encode("b a\n\na", false) == Ids{3, 4, 6, 2});
+  CHECK(gemma->decode({3, 4, 6, 2}, false) == "b a\n\na");
+  CHECK_THROWS_WITH_AS(read("rwkv", {"a"}, {1}, {0}, {}),
+                       "x.gguf: tokenizer.ggml.model = \"rwkv\" is not supported; supported are gpt2, llama, bert, t5, "
+                       "gemma4, whitespace",
+                       Error);
 }
 
 TEST_CASE("SmolLM2 from its GGUF file") {

@@ -12,6 +12,7 @@
 #include "models/formats/gguf_pre_tokenizer.h"
 #include "models/formats/gguf_tokenizer.h"
 #include "models/text/model_text.h"
+#include "models/text/pre_tokenizer.h"
 #include "models/text/regex.h"
 #include "tests/doctest.h"
 
@@ -125,22 +126,144 @@ TEST_CASE("tiktoken: errors name file and line") {
 }
 
 TEST_CASE("every named scheme of GGUF cuts with expressions that compile") {
-  for (const char* name : {"smollm", "gpt-2", "llama-bpe", "dbrx", "qwen2", "qwen35", "stablelm2", "gpt-4o", "tekken",
-                           "deepseek-v3", "deepseek-coder", "kimi-k2", "seed-coder", "bailingmoe", "bloom", "viking"}) {
-    const auto& scheme = find_gguf_pre_tokenizer(name, "file.gguf");
-    for (const auto* pattern : scheme.patterns) CHECK_NOTHROW(Regex(pcre_pattern(pattern)));
+  for (const char* name : {"default",
+                           "minicpm5",
+                           "llama3",
+                           "llama-v3",
+                           "llama-bpe",
+                           "falcon3",
+                           "falcon-h1",
+                           "pixtral",
+                           "midm-2.0",
+                           "lfm2",
+                           "jina-v5-nano",
+                           "deepseek-llm",
+                           "spark2_5",
+                           "youtu",
+                           "deepseek-coder",
+                           "deepseek-v3",
+                           "falcon",
+                           "mpt",
+                           "starcoder",
+                           "gpt-2",
+                           "phi-2",
+                           "jina-es",
+                           "jina-de",
+                           "gigachat",
+                           "jina-v2-es",
+                           "jina-v2-de",
+                           "a.x-4.0",
+                           "mellum",
+                           "modern-bert",
+                           "jais-2",
+                           "gemma4",
+                           "sarvam-moe",
+                           "jina-v1-en",
+                           "jina-v2-code",
+                           "roberta-bpe",
+                           "whitespace",
+                           "refact",
+                           "command-r",
+                           "qwen2",
+                           "kormo",
+                           "f2llmv2",
+                           "deepseek-r1-qwen",
+                           "qwen35",
+                           "stablelm2",
+                           "olmo",
+                           "dbrx",
+                           "smaug-bpe",
+                           "poro-chat",
+                           "chatglm-bpe",
+                           "glm4",
+                           "glm5",
+                           "viking",
+                           "jais",
+                           "tekken",
+                           "smollm",
+                           "codeshell",
+                           "bloom",
+                           "gpt3-finnish",
+                           "exaone",
+                           "exaone4",
+                           "exaone-moe",
+                           "chameleon",
+                           "minerva-7b",
+                           "megrez",
+                           "gpt-4o",
+                           "llama4",
+                           "kanana2",
+                           "talkie",
+                           "tiny_aya",
+                           "cohere2moe",
+                           "superbpe",
+                           "trillion",
+                           "bailingmoe",
+                           "bailingmoe2",
+                           "llada-moe",
+                           "seed-coder",
+                           "granite-docling",
+                           "hunyuan",
+                           "hy_v4",
+                           "hunyuan-dense",
+                           "joyai-llm",
+                           "kimi-k2",
+                           "ufakzeka",
+                           "grok-2",
+                           "afmoe",
+                           "laguna",
+                           "minimax-m2",
+                           "solar-open",
+                           "mellum2",
+                           "granite-embed-multi-311m",
+                           "granite-embed-multi-97m"}) {
+    CAPTURE(name);
+    CHECK_NOTHROW(parse_pre_tokenizer(pre_tokenizer_json(find_gguf_pre_tokenizer(name, "file.gguf"), false)));
   }
   CHECK_THROWS_AS(find_gguf_pre_tokenizer("no-such", "file.gguf"), Error);
   const auto pieces = [](const char* name, const std::string& text) {
-    std::vector<Span> found;
-    Regex(pcre_pattern(find_gguf_pre_tokenizer(name, "f").patterns.front())).find_all(text, found);
+    const auto chain = parse_pre_tokenizer(pre_tokenizer_json(find_gguf_pre_tokenizer(name, "f"), false));
+    PieceList list;
+    list.text.text = text;
+    list.pieces = {{0, text.size()}};
+    for (const auto& step : chain.steps) step->apply(list);
     std::vector<std::string> out;
-    for (const Span span : found) out.push_back(text.substr(span.begin, span.end - span.begin));
+    for (const Span span : list.pieces) out.push_back(list.text.text.substr(span.begin, span.end - span.begin));
     return out;
   };
   CHECK(pieces("gpt-4o", "HTTPServer's 12345") == std::vector<std::string>{"HTTPServer's", " ", "123", "45"});
   CHECK(pieces("tekken", "fooBar 12") == std::vector<std::string>{"foo", "Bar", " ", "1", "2"});
   CHECK(pieces("kimi-k2", "漢字abc字") == std::vector<std::string>{"漢字", "abc", "字"});
+  using Pieces = std::vector<std::string>;
+  CHECK(pieces("superbpe", "so 1234567 it is") == Pieces{"so ", "1", "234", "567", " it is"});
+  CHECK(pieces("afmoe", "x12345 日本y") == Pieces{"x", "12", "345", " ", "日本", "y"});
+  CHECK(pieces("tiny_aya", "1234567 a") == Pieces{"1", "234", "567", " a"});
+  CHECK(pieces("falcon", "a+b 12345") == Pieces{"a", "+", "b", " ", "123", "45"});
+  CHECK(pieces("deepseek-llm", "Ab9 日本! \n") == Pieces{"Ab", "9", " ", "日本", "!", " ", "\n"});
+  CHECK(pieces("gemma4", "a b\n\nc") == Pieces{"a b", "\n\n", "c"});
+  CHECK(pieces("whitespace", " a  b\n") == Pieces{"a", "b"});
+  CHECK(pieces("exaone-moe", "a b 1") == Pieces{"a b", " ", "1"});
+  CHECK(pieces("jais-2", "   a") == Pieces{"  ", " a"});
+}
+
+TEST_CASE("what Oniguruma means otherwise than PCRE is rewritten") {
+  const auto matches = [](const char* pattern, const std::string& text, bool keep_empty = false) {
+    std::vector<Span> found;
+    Regex(pcre_pattern(pattern)).find_all(text, found, keep_empty);
+    std::vector<std::string> out;
+    for (const Span span : found) out.push_back(text.substr(span.begin, span.end - span.begin));
+    return out;
+  };
+  using Pieces = std::vector<std::string>;
+  CHECK(matches("\\p{N}{1,3}+", "12345a6") == Pieces{"12345", "6"});  // repeats the interval, is not possessive
+  CHECK(matches("(?:ab){2}+", "ababababab") == Pieces{"abababab"});
+  CHECK(matches("a{,2}b", "aaab") == Pieces{"aab"});
+  CHECK(matches("\\h+", "xbeefz9") == Pieces{"beef", "9"});
+  CHECK(matches("\\d+\\b", "12¼ 3x 4") == Pieces{"4"});  // U+00BC is a word character there
+  CHECK(matches("[[:alnum:]]+|\\p{Alnum}", "aⓐ1 ½") == Pieces{"aⓐ1"});
+  CHECK(matches("x\\B", "xx x") == Pieces{"x"});
+  CHECK(matches("(?=b)", "abcb", true) == Pieces{"", ""});
+  CHECK(matches("(?=b)", "abcb").empty());
 }
 
 // For tests/soak: a folder of GGUF vocabularies with texts (.inp) and ids (.out) beside them, as llama.cpp's source
