@@ -3,8 +3,7 @@
 #include "training/advantages.h"
 #include "training/aggregation.h"
 #include "training/choices.h"
-#include "training/kl.h"
-#include "training/policy_loss.h"
+#include "training/loss_names.h"
 
 namespace troupe {
 namespace {

@@ -3,14 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "training/choices.h"
+#include "base/error.h"
 
 namespace troupe {
-
-KlEstimator parse_kl_estimator(const std::string& name) {
-  return choose<KlEstimator>("algorithm.kl_estimator", name,
-                             {{"k1", KlEstimator::kK1}, {"k2", KlEstimator::kK2}, {"k3", KlEstimator::kK3}});
-}
 
 Tensor kl_estimate(KlEstimator estimator, const Tensor& log_probs_N, const Tensor& reference_log_probs_N) {
   const auto difference = log_probs_N - reference_log_probs_N;

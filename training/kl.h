@@ -3,15 +3,9 @@
 #pragma once
 
 #include "models/torch.h"
+#include "training/loss_names.h"
 
 namespace troupe {
-
-enum class KlEstimator {
-  kK1,  // new - ref: unbiased, may be negative
-  kK2,  // (new - ref)^2 / 2: biased, its gradient is that of the KL
-  kK3,  // exp(ref - new) - (ref - new) - 1: unbiased, never negative
-};
-KlEstimator parse_kl_estimator(const std::string& name);  // UsageError lists the known names
 
 /// Estimate per token [N], differentiated as sampled (no term for the sampling distribution).
 Tensor kl_estimate(KlEstimator estimator, const Tensor& log_probs_N, const Tensor& reference_log_probs_N);

@@ -1,6 +1,6 @@
 #include "training/policy_loss.h"
 
-#include "training/choices.h"
+#include "base/error.h"
 
 namespace troupe {
 namespace {
@@ -20,24 +20,6 @@ Tensor sequence_mean(const Tensor& x_N, const PolicyLossInput& input) {
 Tensor inside(const Tensor& x, double low, double high) { return x.ge(low).logical_and(x.le(high)); }
 
 }  // namespace
-
-PolicyLossKind parse_policy_loss(const std::string& name) {
-  return choose<PolicyLossKind>("algorithm.policy_loss", name,
-                                {{"clip", PolicyLossKind::kClip},
-                                 {"gspo", PolicyLossKind::kGspo},
-                                 {"cispo", PolicyLossKind::kCispo},
-                                 {"reinforce", PolicyLossKind::kReinforce}});
-}
-
-Correction parse_correction(const std::string& name) {
-  return choose<Correction>("algorithm.correction", name,
-                            {{"none", Correction::kNone},
-                             {"token-truncate", Correction::kTokenTruncate},
-                             {"token-band", Correction::kTokenBand},
-                             {"sequence-truncate", Correction::kSequenceTruncate},
-                             {"sequence-mask", Correction::kSequenceMask},
-                             {"geometric-mask", Correction::kGeometricMask}});
-}
 
 Tensor correction_weights(const PolicyLossInput& input, const PolicyLossOptions& options) {
   require(input.behavior_log_probs_N.defined(), "a correction needs the sampler's log-probs");
