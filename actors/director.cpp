@@ -52,7 +52,10 @@ class DirectorState {
           pump();
         },
         [this](atom::failed, const SampleReport& report) { failed(report); },
-        [this](atom::finished, uint64_t sample_id) { work_->finished(sample_id); },
+        [this](atom::finished, uint64_t sample_id) {
+          work_->finished(sample_id);
+          num_failed_groups_ = 0;
+        },
         [this](atom::dropped, const GroupDrop& drop) { dropped(drop); },
         [this](atom::batch, int64_t step, const std::string& summary) {
           summaries_[step] = nlohmann::json::parse(summary);
@@ -186,7 +189,18 @@ class DirectorState {
     slots_->drop(drop.group, drop.reason);
     forget_group(drop.group);
     setup_.recorder->dropped(drop);
+    if (drop.reason == "failed") look_at_failed(drop);
     pump();
+  }
+
+  /// Groups that fail at once (prompts that cannot be served) free their slots at once: without an end, a busy trainer
+  /// would be waited for by thousands of them.
+  void look_at_failed(const GroupDrop& drop) {
+    if (++num_failed_groups_ != setup_.max_failed_groups || interrupted_) return;
+    caf::anon_send(supervisor_, atom::failed_v,
+                   concat(who(), ": ", num_failed_groups_, " groups in a row gave no sample; the last one, ",
+                          drop.group, ": ", drop.given_up_reasons.empty() ? "" : drop.given_up_reasons.back()));
+    interrupt();
   }
 
   // -- workers -------------------------------------------------------------------------------------------------------
@@ -274,13 +288,13 @@ class DirectorState {
     started_ = true;
     alone_since_ = now();
     announce_weights();  // the first version was published after the workers had looked for it
-    if (first && !interrupted_ && setup_.evaluate && state_.step < setup_.num_steps && state_.step == 0) {
+    if (first && !interrupted_ && is_evaluation_due() && state_.evaluated_step < state_.step) {
       held_ = true;  // the whole machine for the evaluation, then the first prompts
-      evaluate([this, promise](bool) mutable {
+      evaluate([this, promise](bool best) mutable {
         held_ = false;
         alone_since_ = now();
         pump();
-        answer(promise, false, false);
+        answer(promise, best, state_.step >= setup_.num_steps && setup_.save_at_end);
       });
     } else {
       pump();
@@ -298,8 +312,7 @@ class DirectorState {
     record(report);
     pump();
     const bool last = state_.step >= setup_.num_steps;
-    const bool due = setup_.evaluate && !interrupted_ &&
-                     (last || (setup_.evaluation_interval > 0 && state_.step % setup_.evaluation_interval == 0));
+    const bool due = is_evaluation_due() && !interrupted_;
     const bool save = (setup_.save_interval > 0 && state_.step % setup_.save_interval == 0) ||
                       ((last || interrupted_) && setup_.save_at_end);
     if (due)
@@ -328,6 +341,12 @@ class DirectorState {
                           summary.is_object() ? summary["samples"] : nlohmann::json::array());
   }
 
+  /// At the start, at the end, and every interval between.
+  bool is_evaluation_due() const {
+    return setup_.evaluate && (state_.step == 0 || state_.step >= setup_.num_steps ||
+                               (setup_.evaluation_interval > 0 && state_.step % setup_.evaluation_interval == 0));
+  }
+
   /// `next` is called once: by the evaluator's answer, its failure, or the user's interrupt.
   void evaluate(std::function<void(bool best)> next) {
     after_evaluation_ = std::move(next);
@@ -342,6 +361,7 @@ class DirectorState {
 
   void evaluated(nlohmann::json metrics) {
     if (!after_evaluation_) return;
+    state_.evaluated_step = state_.step;
     const double score = metrics.value("evaluation/score", 0.0);
     const bool is_better = !state_.has_best_score || score > state_.best_score;
     if (is_better) {
@@ -406,6 +426,7 @@ class DirectorState {
   std::function<void(bool best)> after_evaluation_;  // set while one is under way
   bool started_ = false, held_ = false, interrupted_ = false;
   int64_t num_given_up_ = 0;
+  int64_t num_failed_groups_ = 0;  // since a sample was finished
 };
 
 }  // namespace

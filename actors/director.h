@@ -31,6 +31,7 @@ struct RunState {
   double time_s = 0;
   double best_score = 0;
   bool has_best_score = false;
+  int64_t evaluated_step = -1;  // the last one with a score: what an interrupt took, a resume makes up for
   int64_t num_resumes = 0;
 };
 nlohmann::json to_json(const RunState& state);
@@ -41,6 +42,8 @@ struct DirectorSetup {
   AdmissionOptions admission;
   WorkLedgerOptions work;
   int64_t num_samples_per_group = 1;
+  /// So many groups in a row without one finished sample end the run, whatever the trainer does meanwhile.
+  int64_t max_failed_groups = 64;
   int64_t num_steps = 1;
   int64_t save_interval = 0;  // 0: never
   bool save_at_end = false;

@@ -150,7 +150,8 @@ std::optional<GroupBatch> GroupBuffer::take_batch() {
     std::string counts;
     for (const auto& [reason, count] : dropped_since_batch_)
       counts += concat(counts.empty() ? "" : ", ", count, " ", reason);
-    fail("buffer: of ", num_dropped_in_wait_, " groups in a row none can be trained on (", counts,
+    fail("buffer: of ", num_dropped_in_wait_,
+         " groups in a row none can be trained on (dropped since the last batch: ", counts,
          "): the rewards never differ or never come. Check the rewards and the difficulty of the data, or set "
          "algorithm.zero_variance = \"keep\"");
   }

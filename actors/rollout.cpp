@@ -98,6 +98,7 @@ class RolloutState {
     caf::anon_send(director_, atom::generated_v, SampleReport{worker_, trajectory.sample_id, trajectory.attempt, {}});
     const auto bytes = pack_trajectory(trajectory);
     auto& unscored = unscored_[trajectory.sample_id];
+    end_question(unscored);  // of an earlier attempt: its answer will not be looked at
     unscored = {trajectory.attempt, {std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size())}, 0, false};
     ask_score(trajectory.sample_id);
   }

@@ -126,6 +126,16 @@ void check(const PretrainTopology& topology) {
                             " ranks: at least one each is needed"));
 }
 
+std::shared_ptr<const ModelSource> open_model(const PretrainTopology& topology) {
+  refuse_own_model("model.path", topology.model.path, topology.run.folder);
+  refuse_own_model("reference.path", topology.reference.path, topology.run.folder);
+  const auto model = std::make_shared<const ModelSource>(topology.model, topology.run.seed);
+  model->check_weights();
+  check_parallel(model->config(), topology.mesh, topology.learner.parallel);
+  require(model->tokenizer() != nullptr, topology.model.path, ": no tokenizer, which text needs");
+  return model;
+}
+
 }  // namespace
 
 int run_pretrain(const PretrainTopology& topology) {
@@ -133,12 +143,7 @@ int run_pretrain(const PretrainTopology& topology) {
   const int threads = topology.threads > 0 ? topology.threads : num_usable_cores();
   const auto observer = std::make_shared<ObserverGate>(topology.observer);
   const auto trace = std::make_shared<Trace>(topology.metrics.enable_trace);
-  refuse_own_model("model.path", topology.model.path, topology.run.folder);
-  refuse_own_model("reference.path", topology.reference.path, topology.run.folder);
-  const auto model = std::make_shared<const ModelSource>(topology.model, topology.run.seed);
-  model->check_weights();
-  check_parallel(model->config(), topology.mesh, topology.learner.parallel);
-  require(model->tokenizer() != nullptr, topology.model.path, ": no tokenizer, which text needs");
+  const auto model = open_model(topology);
   const auto data = open_data(topology, model);
   std::shared_ptr<const ModelSource> reference;
   if (data.pairs != nullptr) reference = open_reference(topology.reference, topology.model, model, topology.run.seed);
@@ -146,12 +151,16 @@ int run_pretrain(const PretrainTopology& topology) {
   int64_t first_step = 0;
   double time_s = 0;
   if (resumed) {
+    if (!resumed->state.contains("cursor"))
+      throw UsageError(concat(resumed->path.string(), " is a checkpoint of reinforcement learning, which holds no ",
+                              "place in this run's data: give the run another run.folder, and start it from that ",
+                              "one's weights with checkpoint.initial_load_path"));
     first_step = resumed->state.at("step");
     time_s = resumed->state.value("time_s", 0.0);
     data.seek(resumed->state.at("cursor").get<TextCursor>());
   }
   const auto initial_weights = resumed ? std::filesystem::path() : find_initial_weights(topology.checkpoint);
-  const auto folder = open_run_folder(topology.run, resumed ? first_step : -1);
+  const auto folder = open_run_folder(topology.run, topology.checkpoint, resumed ? first_step : -1);
   if (resumed) observer->say(concat("resuming after step ", first_step, " from ", resumed->path.string()));
   const auto recorder = std::make_shared<RunRecorder>(folder, trace, observer, topology.run.seed);
   recorder->set_time_before(time_s);
@@ -193,7 +202,10 @@ int run_pretrain(const PretrainTopology& topology) {
 }
 
 nlohmann::json describe(const PretrainTopology& topology) {
-  const ModelSource model(topology.model, topology.run.seed);
+  check(topology);
+  const auto opened = open_model(topology);
+  const auto& model = *opened;
+  open_data(topology, opened);
   return {{"roles", {{"data", 1}, {"trainer", 1}, {"shard", topology.mesh.num_ranks()}, {"supervisor", 1}}},
           {"parameters", model.config().num_parameters()},
           {"memory_bytes", describe_memory(model.config(), topology.mesh, topology.checkpoint)}};

@@ -19,7 +19,7 @@ int run_replay(const RlTopology& topology, const std::string& recorded, int64_t 
   const auto observer = std::make_shared<ObserverGate>(topology.observer);
   const auto trace = std::make_shared<Trace>(false);
   const auto models = open_models(topology);
-  const auto folder = open_run_folder(topology.run, -1);
+  const auto folder = open_run_folder(topology.run, topology.checkpoint, -1);
   const auto recorder = std::make_shared<RunRecorder>(folder, trace, observer, topology.run.seed);
   const auto limit = milliseconds_of(topology.limits.request_timeout_s);
   auto shard = policy_shard_setup(topology, models, threads, limit, observer);

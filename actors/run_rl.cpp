@@ -78,7 +78,7 @@ int run_rl(const RlTopology& topology) {
   const auto resumed = find_resume(topology.checkpoint, topology.run.folder);
   const auto state = resumed ? parse_run_state(resumed->state) : RunState{};
   const auto initial_weights = resumed ? std::filesystem::path() : find_initial_weights(topology.checkpoint);
-  const auto folder = open_run_folder(topology.run, resumed ? state.step : -1);
+  const auto folder = open_run_folder(topology.run, topology.checkpoint, resumed ? state.step : -1);
   if (resumed) observer->say(concat("resuming after step ", state.step, " from ", resumed->path.string()));
 
   auto sampling = topology.sampling;
@@ -117,6 +117,11 @@ int run_rl(const RlTopology& topology) {
   for (const auto& one : state.live) live.push_back(one.group);
   const auto saved_groups = resumed ? resumed->groups : std::string();
   const auto finished = finished_samples(buffer_options, saved_groups, live, num_samples_per_group);
+  if (const auto slots = AdmissionLedger(admission).capacity(); static_cast<int64_t>(live.size()) > slots)
+    throw UsageError(
+        concat("the checkpoint holds ", live.size(), " unfinished groups, and this run has ", slots,
+               " slots (async_loop.num_prompts_per_train_step * (async_loop.target_offpolicy_steps + 1)): ",
+               "resume with at least as many, or start another run from it with ", "checkpoint.initial_load_path"));
 
   const auto group_to_worker =
       topology.run.deterministic ? GroupToWorker::kFixed : parse_group_to_worker(topology.rollout.group_to_worker);
@@ -150,6 +155,9 @@ int run_rl(const RlTopology& topology) {
     setup.admission = admission;
     setup.work = {group_to_worker, topology.rollout.num_workers, topology.limits.max_attempts};
     setup.num_samples_per_group = num_samples_per_group;
+    // No fewer than the buffer judges before it finds that nothing can be trained on.
+    setup.max_failed_groups =
+        std::max<int64_t>(64, (1 + buffer_options.max_refill_rounds) * admission.num_groups_per_step);
     setup.num_steps = topology.run.steps;
     setup.save_interval = topology.checkpoint.enable ? topology.checkpoint.interval : 0;
     setup.save_at_end = topology.checkpoint.enable;
@@ -239,7 +247,11 @@ int run_rl(const RlTopology& topology) {
 }
 
 nlohmann::json describe(const RlTopology& topology) {
-  const ModelSource model(topology.model, topology.run.seed);
+  check(topology);
+  const auto models = open_models(topology);
+  const auto& model = *models.policy;
+  make_prompt_source(topology.data);
+  if (topology.evaluation.enable) make_prompt_source(topology.evaluation.data);
   auto memory = describe_memory(model.config(), topology.mesh, topology.checkpoint);
   if (needs_reference(topology.learner.algorithm)) memory["reference weights"] = model.config().num_parameters() * 4;
   if (needs_critic(topology.learner.algorithm)) memory["critic"] = model.config().num_parameters() * 16;

@@ -34,8 +34,22 @@ std::filesystem::path find_initial_weights(const CheckpointOptions& checkpoint) 
   return read_named("checkpoint.initial_load_path", checkpoint.initial_load_path).path;
 }
 
-std::shared_ptr<RunFolder> open_run_folder(const RunOptions& run, int64_t last_step) {
+namespace {
+
+/// Found out before the first step, not when the first checkpoint has nowhere to go.
+void check_takes_folders(const std::filesystem::path& folder) {
+  const auto trial = folder / "trial.partial";
+  make_folders(trial);
+  std::error_code ignored;
+  std::filesystem::remove(trial, ignored);
+}
+
+}  // namespace
+
+std::shared_ptr<RunFolder> open_run_folder(const RunOptions& run, const CheckpointOptions& checkpoint,
+                                           int64_t last_step) {
   auto folder = std::make_shared<RunFolder>(run.folder, last_step);
+  if (checkpoint.enable) check_takes_folders(folder->checkpoints());
   if (!run.resolved_config.empty()) write_file_atomically(folder->path() / "config.toml", run.resolved_config);
   log::add_file((folder->path() / "log.txt").string());
   set_aside_checkpoints(folder->checkpoints(), last_step);

@@ -18,7 +18,8 @@ std::optional<FoundCheckpoint> find_resume(const CheckpointOptions& checkpoint, 
 /// The checkpoint whose weights a fresh run starts from; "" where it starts from model.path. Throws as find_resume.
 std::filesystem::path find_initial_weights(const CheckpointOptions& checkpoint);
 /// Creates it, cuts the records and sets aside the checkpoints after `last_step`, opens log.txt and writes config.toml.
-std::shared_ptr<RunFolder> open_run_folder(const RunOptions& run, int64_t last_step);
+std::shared_ptr<RunFolder> open_run_folder(const RunOptions& run, const CheckpointOptions& checkpoint,
+                                           int64_t last_step);
 /// UsageError where `path` lies in a folder that the run would replace with its own model.
 void refuse_own_model(const char* key, const std::string& path, const std::string& run_folder);
 /// The reference of `options`: the policy's own weights where it names no other path. Throws Error where its vocabulary

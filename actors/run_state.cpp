@@ -17,6 +17,7 @@ nlohmann::json to_json(const RunState& state) {
                       {"pending_drops", state.pending_drops},
                       {"num_given_up", state.num_given_up},
                       {"time_s", state.time_s},
+                      {"evaluated_step", state.evaluated_step},
                       {"num_resumes", state.num_resumes}};
   if (state.has_best_score) json["best_score"] = state.best_score;
   return json;
@@ -35,6 +36,7 @@ RunState parse_run_state(const nlohmann::json& json) {
     state.pending_drops = json.at("pending_drops");
     state.num_given_up = json.at("num_given_up");
     state.time_s = json.value("time_s", 0.0);
+    state.evaluated_step = json.value("evaluated_step", state.step);
     state.num_resumes = json.value("num_resumes", int64_t{0});
     state.has_best_score = json.contains("best_score");
     if (state.has_best_score) state.best_score = json.at("best_score");

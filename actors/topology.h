@@ -212,8 +212,8 @@ int run_pretrain(const PretrainTopology& topology);
 /// `until_step` (0: all). Same ranks and threads: the same weights, bit for bit.
 int run_replay(const RlTopology& topology, const std::string& recorded, int64_t until_step);
 
-/// What the run would hold in memory, in bytes by part, and its roles; for --dry-run. Reads only the model's
-/// description.
+/// What the run would hold in memory, in bytes by part, and its roles; for --dry-run. Opens models and data as the run
+/// would, and throws as it would.
 nlohmann::json describe(const RlTopology& topology);
 nlohmann::json describe(const PretrainTopology& topology);
 

@@ -1,6 +1,7 @@
 #include "apps/build_topology.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <limits>
 #include <sstream>
@@ -281,6 +282,7 @@ std::vector<RewardOptions> reward_options(const Config& config) {
   if (config.rewards().empty()) {
     throw UsageError("no [[reward]] table: RL needs at least one, for example\n[[reward]]\nkind = \"number\"");
   }
+  constexpr double kLongestTimeout = 1e6;
   std::vector<RewardOptions> rewards;
   for (const auto& table : config.rewards()) {
     RewardOptions reward;
@@ -288,11 +290,10 @@ std::vector<RewardOptions> reward_options(const Config& config) {
     auto take = [&](const char* key, auto fallback) {
       const auto found = reward.settings.find(key);
       if (found == reward.settings.end()) return fallback;
-      try {
-        fallback = found->template get<decltype(fallback)>();
-      } catch (const nlohmann::json::exception&) {
+      if (found->type() == nlohmann::json::value_t::boolean ||
+          found->is_number() != std::is_arithmetic_v<decltype(fallback)>)
         throw UsageError(concat("reward.", key, " = ", found->dump(), " has the wrong type"));
-      }
+      fallback = found->template get<decltype(fallback)>();
       reward.settings.erase(key);
       return fallback;
     };
@@ -302,6 +303,12 @@ std::vector<RewardOptions> reward_options(const Config& config) {
     reward.name = take("name", reward.kind);
     reward.weight = take("weight", 1.0);
     reward.timeout_s = take("timeout_s", 10.0);
+    if (!std::isfinite(reward.weight)) throw UsageError(concat("reward.weight = ", reward.weight, " is not finite"));
+    if (reward.timeout_s > kLongestTimeout)
+      throw UsageError(concat("reward.timeout_s = ", reward.timeout_s, " is above ", kLongestTimeout));
+    for (const auto& [key, value] : reward.settings.items())
+      if (value.is_number_float() && !std::isfinite(value.get<double>()))
+        throw UsageError(concat("reward.", key, " of ", reward.name, " is not finite"));
     if (!(reward.timeout_s > 0)) throw UsageError(concat("reward.timeout_s = ", reward.timeout_s, " is not above 0"));
     if (std::any_of(rewards.begin(), rewards.end(), [&](const auto& other) { return other.name == reward.name; })) {
       throw UsageError(concat("two [[reward]] tables are called ", reward.name, ": give each a name"));
@@ -329,6 +336,8 @@ SamplingOptions sampling_options(const Config& config) {
                   config.integer("training.max_context_length")));
   }
   sampling.stop = config.strings("sampling.stop");
+  if (std::find(sampling.stop.begin(), sampling.stop.end(), "") != sampling.stop.end())
+    refuse(config, "sampling.stop", "holds an empty string, which is everywhere");
   return sampling;
 }
 

@@ -17,6 +17,7 @@
 #include "apps/algorithm_keys.h"
 #include "base/file.h"
 #include "base/text.h"
+#include "models/text/unicode.h"
 
 namespace troupe::apps {
 namespace {
@@ -227,6 +228,7 @@ void Config::override_with(const std::string& text) {
   const auto word = text.substr(equals + 1);
   const auto* key = find_key(name);
   if (key == nullptr) unknown_key(name, origin);
+  if (repair_utf8(word) != word) throw UsageError(concat(origin, ": ", name, " is not valid UTF-8"));
   if (key->type == KeyType::kString || (key->type == KeyType::kIntegerOrAuto && word == "auto")) {
     // Strings need no quotes on the command line; quoted ones are taken as TOML has them.
     if (word.size() >= 2 && word.front() == '"' && word.back() == '"') {
@@ -239,6 +241,7 @@ void Config::override_with(const std::string& text) {
   toml::table parsed;
   try {
     parsed = toml::parse("value = " + word);
+    require(parsed.size() == 1, "one value");
   } catch (const std::exception&) {
     throw UsageError(concat(origin, ": ", name, " takes ", type_text(key->type), ", not ", word));
   }

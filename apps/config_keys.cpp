@@ -7,7 +7,12 @@
 namespace troupe::apps {
 namespace {
 
-KeySpec integer(std::string name, int64_t value, std::string help, double minimum = -1e18, double maximum = 1e18) {
+// What is beyond these is a slip of the keyboard, and sums and products of such numbers would overflow.
+constexpr double kMostNumber = 1e12, kMostTokens = 1 << 24, kMostGroups = 1 << 20, kMostThreads = 4096,
+                 kMostSeconds = 1e9, kMostSeed = 1e18;
+
+KeySpec integer(std::string name, int64_t value, std::string help, double minimum = -kMostNumber,
+                double maximum = kMostNumber) {
   return {std::move(name), KeyType::kInteger, value, std::move(help), {}, minimum, maximum};
 }
 KeySpec number(std::string name, double value, std::string help, double minimum = -1e300, double maximum = 1e300) {
@@ -25,8 +30,8 @@ KeySpec choice(std::string name, std::string value, std::vector<std::string> cho
 KeySpec list(std::string name, std::string help) {
   return {std::move(name), KeyType::kStringList, nlohmann::json::array(), std::move(help)};
 }
-KeySpec automatic(std::string name, std::string help, double minimum = 1) {
-  return {std::move(name), KeyType::kIntegerOrAuto, "auto", std::move(help), {}, minimum};
+KeySpec automatic(std::string name, std::string help, double minimum = 1, double maximum = kMostNumber) {
+  return {std::move(name), KeyType::kIntegerOrAuto, "auto", std::move(help), {}, minimum, maximum};
 }
 
 std::vector<KeySpec> make_plain_keys() {
@@ -34,7 +39,7 @@ std::vector<KeySpec> make_plain_keys() {
   return {
       text("run.name", "run", "name of the run; part of the default folder"),
       text("run.folder", "", "run folder; empty: runs/<run.name>"),
-      integer("run.seed", 0, "seed of every random number of the run", 0),
+      integer("run.seed", 0, "seed of every random number of the run", 0, kMostSeed),
       boolean("run.record_batches", false, "keep every batch of RL in the run folder, for troupe replay"),
       boolean("run.deterministic", false,
               "repeat and resume bit for bit: synchronous, fixed group to worker, ordered batches"),
@@ -49,12 +54,12 @@ std::vector<KeySpec> make_plain_keys() {
              "dtype of compute; auto: bfloat16 where the processor has it"),
       choice("training.mixed_precision_reduce", "float32", {"float32", "bfloat16"}, "dtype of gradients between ranks"),
       integer("training.num_tokens_per_microbatch_per_dp_rank", 4096,
-              "packed tokens of one forward and backward; a sample of RL that is longer has one to itself", 1),
+              "packed tokens of one forward and backward; a sample of RL that is longer has one to itself", 1, 1 << 30),
       integer("training.num_tokens_per_train_step", -1,
               "pre-training: tokens of one step over all ranks; -1: one micro-batch a rank", -1),
-      integer("training.max_context_length", 2048, "longest sequence in tokens", 2),
+      integer("training.max_context_length", 2048, "longest sequence in tokens", 2, kMostTokens),
       integer("training.skip_nonfinite_steps", 3,
-              "steps in a row with a non-finite loss or gradient before the run stops", 0),
+              "steps in a row with a non-finite loss or gradient before the run stops", 0, 1e9),
 
       choice("optimizer.name", "adamw", {"adamw"}, "optimizer"),
       number("optimizer.lr", 1e-6, "learning rate after warm-up", 0),
@@ -117,7 +122,7 @@ std::vector<KeySpec> make_plain_keys() {
       choice("data.kind", "jsonl", {"jsonl", "arithmetic", "text", "chat", "preference"},
              "what the data is; sft takes chat, reward-model and dpo take preference, whether it is said or not"),
       list("data.paths", "files of the data set"),
-      automatic("data.seed", "seed of the data order; auto: run.seed", 0),
+      automatic("data.seed", "seed of the data order; auto: run.seed", 0, kMostSeed),
       text("data.validation", "",
            "without rollouts: validation file; empty: 5 % of the data, chosen by a hash of its text. At most 65536 "
            "tokens or 512 pairs of it are looked at"),
@@ -144,15 +149,16 @@ std::vector<KeySpec> make_plain_keys() {
               "W: a batch may take any complete one of the W oldest groups; tokens may then be (W-1)/P versions older, "
               "rounded up",
               1),
-      integer("async_loop.num_prompts_per_train_step", 8, "P: groups of one train step", 1),
-      integer("async_loop.num_samples_per_prompt", 8, "samples of one group", 1, 4096),
+      integer("async_loop.num_prompts_per_train_step", 8, "P: groups of one train step", 1, kMostGroups),
+      integer("async_loop.num_samples_per_prompt", 8, "samples of one group", 1, 4095),
 
       integer("rollout.num_workers", 2, "rollout actors in this process; 0: all join from others (cluster.listen)", 0,
               1024),
       integer("rollout.max_sequences", 32, "sequences that one worker decodes at a time", 1, 65536),
       automatic("rollout.kv_cache_mib",
                 "KV cache of one worker in MiB, taken from the system as it fills; auto: what max_sequences of "
-                "max_context_length need (--dry-run prints it)"),
+                "max_context_length need (--dry-run prints it)",
+                1, 1 << 30),
       integer("rollout.kv_block_tokens", 16, "tokens of one cache block", 1, 1024),
       integer("rollout.prefill_chunk_tokens", 512, "prompt tokens computed between two decode steps", 1, 1 << 20),
       choice("rollout.on_weights", "keep", {"keep", "recompute", "finish"},
@@ -165,7 +171,7 @@ std::vector<KeySpec> make_plain_keys() {
       number("sampling.top_p", 1.0, "nucleus: smallest set of tokens with this probability; 1: off", 0, 1),
       integer("sampling.top_k", 0, "only the k best tokens; 0: off", 0, 1 << 30),
       number("sampling.min_p", 0.0, "only tokens with this share of the best one's probability; 0: off", 0, 1),
-      integer("sampling.max_new_tokens", 128, "longest completion in tokens", 1),
+      integer("sampling.max_new_tokens", 128, "longest completion in tokens", 1, kMostTokens),
       list("sampling.stop", "strings that end a completion"),
 
       // Further keys of this section: apps/algorithm_keys.cpp.
@@ -183,22 +189,24 @@ std::vector<KeySpec> make_plain_keys() {
       number("preference.beta", 0.1, "dpo: how closely the policy is held to the reference", 0),
       number("preference.label_smoothing", 0.0, "dpo: share of pairs that are taken to be the wrong way round", 0, 0.5),
       number("preference.center", 0.0, "reward-model: weight of the square of both scores' sum", 0),
-      integer("preference.num_pairs_per_train_step", 16, "pairs of one step over all ranks", 1),
+      integer("preference.num_pairs_per_train_step", 16, "pairs of one step over all ranks", 1, kMostGroups),
 
       integer("evaluation.interval", 0, "train steps between evaluations; 0: at the start and the end", 0),
-      integer("evaluation.num_prompts", 64, "held-out prompts; 0: no evaluation", 0),
+      integer("evaluation.num_prompts", 64, "held-out prompts; 0: no evaluation", 0, kMostGroups),
       choice("evaluation.kind", "auto", {"auto", "jsonl", "arithmetic"},
              "held-out data; auto: like data.kind, of another stream"),
       list("evaluation.paths", "JSONL: files of the held-out set"),
-      integer("evaluation.seed", 99, "seed of the held-out set", 0),
+      integer("evaluation.seed", 99, "seed of the held-out set", 0, kMostSeed),
       integer("evaluation.num_samples", 1, "answers a prompt; 1: greedy, more: drawn, for avg@k and pass@k", 1, 4096),
       boolean("evaluation.keep_best", true, "write the weights of the best score to best/ of the run folder"),
 
       automatic("topology.threads",
                 "compute threads; auto: all cores. The trainer's ranks divide them, and so do the rollout workers: "
-                "while both are busy there are twice as many"),
+                "while both are busy there are twice as many",
+                1, kMostThreads),
       automatic("topology.rollout_threads",
-                "threads of one rollout worker; auto: topology.threads / rollout.num_workers, at least 1"),
+                "threads of one rollout worker; auto: topology.threads / rollout.num_workers, at least 1", 1,
+                kMostThreads),
 
       boolean(
           "cluster.listen", false,
@@ -209,15 +217,16 @@ std::vector<KeySpec> make_plain_keys() {
       integer("cluster.port", 0, "port that workers join at; 0: any, printed at the start", 0, 65535),
       integer("cluster.weights_port", 0, "port that weights come from; 0: any, told to each worker", 0, 65535),
       text("cluster.token_file", "", "file whose first line every joining worker must show; empty: none"),
-      number("cluster.heartbeat_s", 1.0, "seconds between signs of life to workers of other processes", 0.01),
-      number("cluster.lost_after_s", 10.0, "a worker without a sign of life is lost, and its work goes to others",
-             0.05),
+      number("cluster.heartbeat_s", 1.0, "seconds between signs of life to workers of other processes", 0.01,
+             kMostSeconds),
+      number("cluster.lost_after_s", 10.0, "a worker without a sign of life is lost, and its work goes to others", 0.05,
+             kMostSeconds),
       number("cluster.wait_for_workers_s", 600.0, "how long a run goes on without any rollout worker before it stops",
-             0.1),
+             0.1, kMostSeconds),
       number("cluster.request_timeout_s", 600.0,
              "seconds that an actor waits for another's answer; the trainer waits 3 times that for a batch and for a "
              "decision on what comes next",
-             0.001),
+             0.001, kMostSeconds),
 
       integer("metrics.log_freq", 1, "steps between console lines", 1),
       number("metrics.peak_tflops", 0.0,

@@ -29,12 +29,13 @@ void check_options(const GenerateOptions& options) {
   if (options.prompt.empty() == options.input.empty()) throw UsageError("give either --prompt or --input");
   if (!options.input.empty() && options.output.empty()) throw UsageError("--input needs --output");
   compute_dtype(options.dtype);  // an unknown one is refused before the model is opened
-  const auto& sampling = options.sampling;
-  if (sampling.temperature < 0) throw UsageError("--temperature is negative");
-  if (sampling.top_p <= 0 || sampling.top_p > 1) throw UsageError("--top-p lies in (0, 1]");
-  if (sampling.min_p < 0 || sampling.min_p > 1) throw UsageError("--min-p lies in [0, 1]");
-  if (sampling.top_k < 0 || sampling.max_new_tokens < 1)
-    throw UsageError("--top-k is at least 0 and --max-new-tokens at least 1");
+  if (!options.prompt.empty() && !options.chat && (!options.system.empty() || !options.template_file.empty()))
+    throw UsageError("--system and --template shape a chat: give --chat too");
+  try {
+    check_sampling_options(options.sampling);
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
 }
 
 OrderedJson chat_messages(const GenerateOptions& options, const OrderedJson& prompt) {
@@ -101,10 +102,12 @@ int generate_file(const TextModel& model, const GenerateOptions& options) {
   const auto engine = make_engine(model, options);
   std::vector<nlohmann::json> results(records.size());
   Console console("auto", static_cast<int64_t>(records.size()), 1);
-  const auto partial = options.output + ".partial";
+  // What is no file (/dev/stdout, a pipe) is written to; a file is there once it is whole.
+  const bool is_file = !std::filesystem::exists(options.output) || std::filesystem::is_regular_file(options.output);
+  const auto partial = is_file ? options.output + ".partial" : options.output;
   std::ofstream out(partial, std::ios::trunc);
   require(out.good(), "cannot write ", partial);
-  size_t next = 0, written = 0, done = 0;
+  size_t next = 0, written = 0, done = 0, num_failed = 0;
   while (written < records.size()) {
     // Only as many prompts wait in the engine as it can take: a large file is not held twice.
     while (next < records.size() && engine->num_free_slots() > 0) {
@@ -115,6 +118,7 @@ int generate_file(const TextModel& model, const GenerateOptions& options) {
       } catch (const Error& error) {
         results[next] = {{"error", error.what()}};
         ++done;
+        ++num_failed;
       }
       ++next;
     }
@@ -135,10 +139,11 @@ int generate_file(const TextModel& model, const GenerateOptions& options) {
   }
   out.close();
   require(!out.fail(), "cannot write ", partial, " (is the disk full?)");
-  std::filesystem::rename(partial, options.output);
-  log::info(records.size(), " completions in ", options.output, "; ", engine->metrics().prefill_tokens_saved,
-            " prompt tokens came from the cache");
-  return 0;
+  if (is_file) std::filesystem::rename(partial, options.output);
+  log::info(records.size() - num_failed, " completions in ", options.output, "; ",
+            engine->metrics().prefill_tokens_saved, " prompt tokens came from the cache");
+  if (num_failed > 0) log::warning(num_failed, " prompts gave none: their \"error\" says why");
+  return num_failed == records.size() ? static_cast<int>(ExitCode::kFailed) : 0;
 }
 
 }  // namespace
@@ -161,9 +166,9 @@ void add_generate(CLI::App& app, Action& action) {
   command->add_option("--min-p", options->sampling.min_p);
   command->add_option("--max-new-tokens", options->sampling.max_new_tokens)->capture_default_str();
   command->add_option("--stop", options->sampling.stop, "string that ends the text; may be given several times");
-  command->add_option("--seed", options->seed);
+  command->add_option("--seed", options->seed)->check(CLI::NonNegativeNumber);
   command->add_option("--dtype", options->dtype, "auto, float32 or bfloat16");
-  command->add_option("--threads", options->threads, "default: all cores");
+  command->add_option("--threads", options->threads, "default: all cores")->check(CLI::Range(0, 4096));
   command->add_option("--max-sequences", options->max_sequences, "sequences decoded at a time")
       ->capture_default_str()
       ->check(CLI::Range(1, 65536));

@@ -68,8 +68,9 @@ int64_t cut_json_lines_after(const std::filesystem::path& path, int64_t last_ste
     const auto end = text.find('\n', begin);
     const auto line = text.substr(begin, end == std::string::npos ? std::string::npos : end - begin);
     const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    broken = broken || end == std::string::npos || !object.is_object();
-    const bool keep = !broken && object.value("step", int64_t{0}) <= last_step;
+    const auto step = object.is_object() ? object.value("step", nlohmann::json(0)) : nlohmann::json();
+    broken = broken || end == std::string::npos || !step.is_number();
+    const bool keep = !broken && step.get<int64_t>() <= last_step;
     if (keep)
       kept += line + "\n";
     else

@@ -294,7 +294,41 @@ TEST_CASE("the user's interrupt ends the run after the step with a checkpoint, f
     CHECK(run.stage.now() - when <= 2 * kUnit);
     REQUIRE(run.saved_steps.size() == 1);
     CHECK(run.saved_steps[0] == run.num_steps_trained);
+    if (where != std::string("evaluating")) continue;
+    // The resume makes up for the score that the interrupt took, before it goes on.
+    VirtualRun resumed;
+    resumed.resume(run);
+    resumed.admission = run.admission;
+    CHECK(resumed.state.evaluated_step == 0);
+    resumed.num_steps = 2;
+    resumed.evaluate = resumed.save_at_end = true;
+    std::vector<int64_t> evaluated;
+    resumed.evaluation = [&](int64_t step) {
+      evaluated.push_back(step);
+      return nlohmann::json{{"evaluation/score", 0.75}};
+    };
+    REQUIRE(resumed.play());
+    CAPTURE(resumed.cause);
+    CHECK(resumed.code == 0);
+    CHECK(evaluated == std::vector<int64_t>{2});
+    CHECK(resumed.saved_steps == std::vector<int64_t>{2});
   }
+}
+
+TEST_CASE("prompts that nobody can serve end the run while the trainer is busy, with their reason") {
+  VirtualRun run;
+  run.num_steps = 10;
+  run.admission = {2, 1, 1};
+  run.save_at_end = true;
+  run.train_time = [](int, int64_t) { return 100 * kUnit; };
+  run.encode = [](uint64_t prompt) {
+    if (prompt >= 4) fail("prompt ", prompt, " has no tokens");
+    return EncodedPrompt{{1, 2}, "{}"};
+  };
+  REQUIRE(run.play());
+  CHECK(run.code == 1);
+  CHECK(has(run.cause, "64 groups in a row gave no sample; the last one, 67: prompt 67 has no tokens"));
+  CHECK(run.saved_steps.size() == 1);
 }
 
 TEST_CASE("exactly once over restarts, drops, a crash and resumes: every sample is trained or dropped with a reason") {

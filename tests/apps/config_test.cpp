@@ -96,6 +96,20 @@ TEST_CASE("wrong types and values name key, value and what would be right") {
   CHECK(mentions(message_of("[run\nname = 1\n"), "test.toml:1: not valid TOML"));
   CHECK(mentions(message_of("", {"--training.steps=many"}), "training.steps takes a whole number, not many"));
   CHECK(mentions(message_of("", {"--optimizer.lr=1e400"}), "optimizer.lr"));
+  CHECK(mentions(message_of("", {"--run.name=a\xff"}), "run.name is not valid UTF-8"));
+  CHECK(mentions(message_of("", {"--training.steps=3\nx = 4"}), "training.steps takes a whole number"));
+}
+
+TEST_CASE("numbers that no machine could serve are refused, instead of losing their upper bits") {
+  for (const char* name : {"topology.threads", "topology.rollout_threads", "sampling.max_new_tokens",
+                           "training.max_context_length", "training.skip_nonfinite_steps", "rollout.kv_cache_mib",
+                           "async_loop.num_prompts_per_train_step", "preference.num_pairs_per_train_step"})
+    for (const char* value : {"4294967296", "99999999999999"}) {
+      const auto told = message_of("", {concat("--", name, "=", value)});
+      CHECK_MESSAGE(mentions(told, concat(name, " = ", value, " is above")), told);
+    }
+  CHECK(mentions(message_of("", {"--cluster.request_timeout_s=1e300"}), "request_timeout_s"));
+  CHECK(message_of("", {"--run.seed=20261130123456789"}) == "");
 }
 
 TEST_CASE("what is printed can be read again") {
@@ -231,6 +245,13 @@ TEST_CASE("impossible combinations are refused before anything is loaded") {
   CHECK(mentions(rl_error("[[reward]]\nkind = \"nummer\"\n"), "number"));
   CHECK(mentions(rl_error("[[reward]]\nkind = \"number\"\n"), "two [[reward]] tables"));
   CHECK(mentions(rl_error("[[reward]]\nname = \"x\"\nkind = \"number\"\ncolour = 1\n"), "colour"));
+  const auto second = [](const std::string& more) { return rl_error("[[reward]]\nname = \"x\"\n" + more); };
+  CHECK(mentions(second("kind = \"number\"\nweight = nan\n"), "reward.weight"));
+  CHECK(mentions(second("kind = \"number\"\nweight = true\n"), "reward.weight = true has the wrong type"));
+  CHECK(mentions(second("kind = \"number\"\ntimeout_s = 1e300\n"), "reward.timeout_s"));
+  CHECK(mentions(second("kind = 3\n"), "reward.kind = 3 has the wrong type"));
+  CHECK(mentions(second("kind = \"length\"\nslope = inf\n"), "reward.slope"));
+  CHECK(mentions(rl_error("[sampling]\nstop = [\"\"]\n"), "sampling.stop"));
 }
 
 TEST_CASE("B032 a model's generation_config.json gives its end ids and no sampling settings") {

@@ -87,6 +87,28 @@ TEST_CASE("a checkpoint that cannot be written ends the run with its path, and t
   }
 }
 
+TEST_CASE("what a resume cannot take up is refused at the start, by the names of the keys") {
+  const Workshop workshop;
+  Watch watch;
+  const std::vector<std::string> asynchronous{"--run.deterministic=false", "--async_loop.target_offpolicy_steps=1"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), asynchronous.begin(), asynchronous.end());
+    return more;
+  };
+  REQUIRE(play_rl(workshop.rl("slots"), watch, with({"--training.steps=2", "--checkpoint.interval=1"})) == 0);
+  fs::remove_all(workshop.path / "slots/checkpoints/step-2");
+  CHECK_THROWS_WITH_AS(play_rl(workshop.rl("slots"), watch, with({"--async_loop.num_prompts_per_train_step=1"})),
+                       doctest::Contains("async_loop.num_prompts_per_train_step * (async_loop"), UsageError);
+  CHECK_THROWS_WITH_AS(play_pretrain(workshop.pretrain("slots"), watch),
+                       doctest::Contains("is a checkpoint of reinforcement learning"), UsageError);
+  CHECK(play_rl(workshop.rl("slots"), watch, with({})) == 0);
+  // Where no checkpoint could be written, no step is trained for nothing.
+  fs::create_directories(workshop.path / "blocked");
+  write_file_atomically(workshop.path / "blocked/checkpoints", "a file in the way");
+  CHECK_THROWS_WITH_AS(play_pretrain(workshop.pretrain("blocked"), watch), doctest::Contains("blocked/checkpoints"),
+                       Error);
+}
+
 TEST_CASE("a run that begins anew sets the checkpoints of the old one aside") {
   const Workshop workshop;
   Watch first, second, third;

@@ -36,12 +36,14 @@ TEST_CASE("a resumed run cuts the lines after its step and half-written ends") {
     run.sync();
   }
   std::ofstream(folder.path / "journal.jsonl", std::ios::app) << "{\"step\": 1, \"sam";
+  std::ofstream(folder.path / "rollout_samples.jsonl") << "{\"step\": 1}\n{\"step\": \"two\"}\n";
   {
     RunFolder run(folder.path, 2);
     run.metrics().append({{"step", 3}});
   }
   CHECK(steps(folder.path / "metrics.jsonl") == std::vector<int64_t>{0, 1, 2, 3});
   CHECK(steps(folder.path / "journal.jsonl") == std::vector<int64_t>{0, 1, 2});
+  CHECK(steps(folder.path / "rollout_samples.jsonl") == std::vector<int64_t>{1});
   // A run that begins anew keeps what was there aside.
   RunFolder anew(folder.path, -1);
   CHECK(read_file(folder.path / "metrics.jsonl").empty());
