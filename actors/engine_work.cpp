@@ -1,6 +1,7 @@
 #include "actors/engine_work.h"
 
 #include "base/error.h"
+#include "base/log.h"
 #include "rollout/generate.h"
 
 namespace troupe {
@@ -59,9 +60,19 @@ nlohmann::json evaluate_weights(const ModelSource& model, WeightBoard& board, co
   const auto k = std::max<int64_t>(evaluation.num_samples, 1);
   if (k == 1) sampling.temperature = 0;
   std::vector<GenerationRequest> requests;
+  std::string last_failure;
   for (int64_t p = 0; p < num_prompts; ++p) {
     const auto prompt = prompts->at(static_cast<uint64_t>(p));
-    const auto tokens = model.encode(prompt);
+    std::vector<int32_t> tokens;
+    try {  // one that cannot be served costs its own score, as in training
+      tokens = model.encode(prompt);
+      require(static_cast<int64_t>(tokens.size()) < engine_options.max_context_length, "a prompt of ", tokens.size(),
+              " tokens leaves no room in training.max_context_length = ", engine_options.max_context_length);
+    } catch (const std::exception& error) {
+      last_failure = error.what();
+      log::warning("evaluation: held-out prompt ", p, " is left out: ", last_failure);
+      continue;
+    }
     for (int64_t s = 0; s < k; ++s)
       requests.push_back({make_sample_id(static_cast<uint64_t>(p), static_cast<uint32_t>(s)), 0, tokens, sampling,
                           prompt.metadata_json});
@@ -89,12 +100,13 @@ nlohmann::json evaluate_weights(const ModelSource& model, WeightBoard& board, co
     const auto at = best.try_emplace(answer.group, *answer.total_reward).first;
     at->second = std::max(at->second, *answer.total_reward);
   }
-  require(num_scored > 0, "evaluation: no sample of ", answers.size(), " got a score");
+  require(num_scored > 0, "evaluation: no sample of ", num_prompts * k, " got a score",
+          last_failure.empty() ? "" : "; the last prompt that was left out: " + last_failure);
   const auto solved = std::count_if(best.begin(), best.end(), [](const auto& entry) { return entry.second >= 1; });
   nlohmann::json metrics{
       {"evaluation/score", sum / static_cast<double>(num_scored)},
       {"evaluation/num_prompts", num_prompts},
-      {"evaluation/num_failures", static_cast<int64_t>(answers.size()) - num_scored},
+      {"evaluation/num_failures", num_prompts * k - num_scored},
       {"evaluation/truncation_rate", static_cast<double>(num_truncated) / static_cast<double>(answers.size())},
       {"evaluation/response_length", num_tokens / static_cast<double>(answers.size())},
       {"evaluation/version", weights->version()}};

@@ -75,6 +75,7 @@ PutResult GroupBuffer::put(Trajectory trajectory) {
 void GroupBuffer::give_up(uint64_t sample_id, const std::string& reason) {
   const auto found = groups_.find(group_of_sample(sample_id));
   if (found == groups_.end() || found->second.samples.contains(sample_id)) return;
+  last_failure_ = reason;
   if (found->second.given_up.try_emplace(sample_id, reason).second) settle(found->first);
 }
 
@@ -152,6 +153,7 @@ std::optional<GroupBatch> GroupBuffer::take_batch() {
       counts += concat(counts.empty() ? "" : ", ", count, " ", reason);
     fail("buffer: of ", num_dropped_in_wait_,
          " groups in a row none can be trained on (dropped since the last batch: ", counts,
+         last_failure_.empty() ? "" : "; the last sample that never came: " + last_failure_,
          "): the rewards never differ or never come. Check the rewards and the difficulty of the data, or set "
          "algorithm.zero_variance = \"keep\"");
   }

@@ -193,6 +193,17 @@ TEST_CASE("failed samples leave their group smaller, failed groups free their sl
   CHECK(batch->num_samples() == 1);
 }
 
+TEST_CASE("where every sample fails, the cause tells what was said of the last") {
+  GroupBuffer buffer({1, 1, ZeroVariance::kKeep, 1});
+  buffer.begin_wait();
+  for (uint64_t group = 0; group < 2; ++group) {
+    CHECK(!buffer.take_batch());
+    buffer.admit(group, static_cast<int64_t>(group), 1);
+    buffer.give_up(make_sample_id(group, 0), concat("prompt ", group, " is too long"));
+  }
+  CHECK_THROWS_WITH(buffer.take_batch(), doctest::Contains("2 failed; the last sample that never came: prompt 1 is"));
+}
+
 TEST_CASE("groups of one sample are never constant, unrewarded samples do not count") {
   BufferedGroup group;
   group.expected = 1;

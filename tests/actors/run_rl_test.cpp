@@ -105,6 +105,21 @@ TEST_CASE("a million parameters learn a rule that depends on the prompt; the bes
   for (const auto& [sample, fate] : read_fates(run.run_folder() / "journal.jsonl")) CHECK(fate == "trained");
 }
 
+TEST_CASE("a held-out prompt that is too long costs its own score, not that of the others") {
+  TinyRun run("long_held_out");
+  run.topology.run.steps = 1;
+  run.topology.evaluation.enable = true;
+  run.topology.evaluation.data = run.topology.data;
+  run.topology.evaluation.data.paths = {(run.folder.path / "held_out.jsonl").string()};
+  std::ofstream(run.folder.path / "held_out.jsonl", std::ios::app)
+      << nlohmann::json{{"prompt", std::string(70, 'a')}, {"answer", "a"}}.dump() << "\n";
+  REQUIRE(run.play() == 0);
+  CHECK(run.listener.scores.size() == 2);
+  const auto first = read_json_lines(run.run_folder() / "metrics.jsonl").at(0);
+  CHECK(first.at("evaluation/num_prompts") == 13);
+  CHECK(first.at("evaluation/num_failures") == 1);
+}
+
 TEST_CASE("a head with more rows than the tokenizer has tokens never draws an id without a token") {
   TinyRun run("padded_head");
   make_long(run);
