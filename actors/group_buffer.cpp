@@ -94,14 +94,18 @@ void GroupBuffer::settle(uint64_t id) {
       num_graded += is_graded;
     }
   }
-  if (num_left == 0)
+  if (num_left == 0) {
     drop(id, "failed");
-  else if (num_graded == 0)
+  } else if (num_graded == 0) {
+    for (const auto& [sample_id, sample] : group.samples)
+      for (const auto& reward : sample.rewards)
+        if (!reward.value) last_failure_ = concat("reward ", reward.name, ": ", reward.failure);
     drop(id, "no_reward");
-  else if (!has_baseline)
+  } else if (!has_baseline) {
     drop(id, "no_baseline");
-  else if (options_.zero_variance == ZeroVariance::kRefill && has_zero_variance(group))
+  } else if (options_.zero_variance == ZeroVariance::kRefill && has_zero_variance(group)) {
     drop(id, "zero_variance");
+  }
 }
 
 void GroupBuffer::count_filtered(const BufferedGroup& group) {
@@ -153,7 +157,7 @@ std::optional<GroupBatch> GroupBuffer::take_batch() {
       counts += concat(counts.empty() ? "" : ", ", count, " ", reason);
     fail("buffer: of ", num_dropped_in_wait_,
          " groups in a row none can be trained on (dropped since the last batch: ", counts,
-         last_failure_.empty() ? "" : "; the last sample that never came: " + last_failure_,
+         last_failure_.empty() ? "" : "; the last failure: " + last_failure_,
          "): the rewards never differ or never come. Check the rewards and the difficulty of the data, or set "
          "algorithm.zero_variance = \"keep\"");
   }

@@ -114,7 +114,7 @@ class GroupBuffer {
   std::map<std::string, int64_t> dropped_since_batch_;
   int64_t num_dropped_in_wait_ = 0, num_filtered_rewards_ = 0;
   double filtered_reward_sum_ = 0;
-  std::string last_failure_;  // of a sample that was given up
+  std::string last_failure_;  // of a sample or a reward
   int64_t num_duplicates_ = 0, num_unknown_ = 0, num_finalized_ = 0;
 };
 

@@ -38,7 +38,7 @@ namespace {
 
 /// Found out before the first step, not when the first checkpoint has nowhere to go.
 void check_takes_folders(const std::filesystem::path& folder) {
-  const auto trial = folder / "trial.partial";
+  const auto trial = folder / "trial";
   make_folders(trial);
   std::error_code ignored;
   std::filesystem::remove(trial, ignored);

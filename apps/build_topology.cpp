@@ -290,10 +290,11 @@ std::vector<RewardOptions> reward_options(const Config& config) {
     auto take = [&](const char* key, auto fallback) {
       const auto found = reward.settings.find(key);
       if (found == reward.settings.end()) return fallback;
-      if (found->type() == nlohmann::json::value_t::boolean ||
-          found->is_number() != std::is_arithmetic_v<decltype(fallback)>)
+      try {
+        fallback = found->template get<decltype(fallback)>();
+      } catch (const nlohmann::json::exception&) {
         throw UsageError(concat("reward.", key, " = ", found->dump(), " has the wrong type"));
-      fallback = found->template get<decltype(fallback)>();
+      }
       reward.settings.erase(key);
       return fallback;
     };

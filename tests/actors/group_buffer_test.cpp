@@ -201,7 +201,12 @@ TEST_CASE("where every sample fails, the cause tells what was said of the last")
     buffer.admit(group, static_cast<int64_t>(group), 1);
     buffer.give_up(make_sample_id(group, 0), concat("prompt ", group, " is too long"));
   }
-  CHECK_THROWS_WITH(buffer.take_batch(), doctest::Contains("2 failed; the last sample that never came: prompt 1 is"));
+  CHECK_THROWS_WITH(buffer.take_batch(), doctest::Contains("2 failed; the last failure: prompt 1 is too long"));
+  auto ungraded = sample(2, 0, std::nullopt);
+  ungraded.rewards = {{"exact", std::nullopt, "the record has no field \"answer\""}};
+  buffer.admit(2, 2, 1);
+  buffer.put(ungraded);
+  CHECK_THROWS_WITH(buffer.take_batch(), doctest::Contains("the last failure: reward exact: the record has no field"));
 }
 
 TEST_CASE("groups of one sample are never constant, unrewarded samples do not count") {
