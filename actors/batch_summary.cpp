@@ -45,7 +45,8 @@ nlohmann::json show(const Trajectory& t, int64_t step, const char* kind, const T
           {"sample_id", t.sample_id},
           {"group", t.group},
           {"prompt", text ? text(prompt) : std::string()},
-          {"completion", t.completion_text},
+          {"completion",
+           t.num_turns > 1 && text ? text({t.tokens.begin() + t.prompt_length, t.tokens.end()}) : t.completion_text},
           {"reward", t.total_reward ? nlohmann::json(*t.total_reward) : nlohmann::json()},
           {"rewards", rewards},
           {"finish_reason", to_string(t.finish_reason)},
@@ -56,8 +57,9 @@ nlohmann::json show(const Trajectory& t, int64_t step, const char* kind, const T
 }  // namespace
 
 nlohmann::json summarize_batch(const GroupBatch& batch, int64_t step, const TokenText& text) {
-  Mean reward, baseline, length, truncated, age, turns, constant;
+  Mean reward, baseline, length, truncated, age, turns, answered, environment, constant;
   std::map<std::string, Mean> by_name;
+  std::map<std::string, int64_t> failures_by_name;
   int64_t age_max = 0, failures = 0, num_tokens = 0, given_up = 0;
   const Trajectory *best = nullptr, *worst = nullptr, *any = nullptr;
   auto samples = nlohmann::json::array(), groups = nlohmann::json::array(), missing = nlohmann::json::array();
@@ -81,14 +83,20 @@ nlohmann::json summarize_batch(const GroupBatch& batch, int64_t step, const Toke
       }
       if (index++ == chosen) any = &t;
       for (const auto& one : t.rewards) {
-        if (one.value)
+        if (one.value) {
           by_name[one.name].add(*one.value);
-        else
+        } else {
           ++failures;
+          ++failures_by_name[one.name];
+        }
       }
       length.add(static_cast<double>(t.num_sampled_tokens()));
       truncated.add(t.finish_reason == FinishReason::kLength);
       turns.add(t.num_turns);
+      if (t.environment_reward) {
+        environment.add(*t.environment_reward);
+        answered.add(t.num_turns > 1);
+      }
       num_tokens += static_cast<int64_t>(t.tokens.size());
       for (const auto& [version, count] : tokens_by_run(t)) {
         const auto behind = step - 1 - version;
@@ -111,9 +119,12 @@ nlohmann::json summarize_batch(const GroupBatch& batch, int64_t step, const Toke
     metrics["reward/min"] = *worst->total_reward;
   }
   metrics["reward/num_failures"] = failures;
+  for (const auto& [name, count] : failures_by_name) metrics["reward/" + name + "/num_failures"] = count;
   length.write(metrics, "rollout/response_length");
   truncated.write(metrics, "rollout/truncation_rate");
   turns.write(metrics, "rollout/num_turns");
+  answered.write(metrics, "rollout/answered_frac");
+  environment.write(metrics, "rollout/environment_reward");
   age.write(metrics, "train_batch/policy_age");
   metrics["train_batch/policy_age_max"] = age_max;
   metrics["train_batch/num_samples"] = batch.num_samples();

@@ -10,12 +10,12 @@ namespace {
 class EngineWork : public RolloutWork {
  public:
   EngineWork(std::shared_ptr<const ModelSource> model, EngineOptions options, SamplingOptions sampling,
-             int64_t baseline_index)
+             int64_t baseline_index, const TurnSetup& turns)
       : model_(std::move(model)),
         sampling_(std::move(sampling)),
         greedy_(sampling_),
         baseline_index_(baseline_index),
-        engine_(model_->config(), options, model_->tokenizer()) {
+        engine_(model_->config(), options, model_->tokenizer(), turns) {
     at::set_num_threads(options.num_threads);
     greedy_.temperature = 0;
   }
@@ -38,18 +38,32 @@ class EngineWork : public RolloutWork {
   std::shared_ptr<const ModelSource> model_;
   SamplingOptions sampling_, greedy_;
   int64_t baseline_index_;
-  Engine engine_;
+  TurnEngine engine_;
 };
 
 }  // namespace
 
 std::unique_ptr<RolloutWork> make_engine_work(std::shared_ptr<const ModelSource> model, EngineOptions options,
-                                              SamplingOptions sampling, int64_t baseline_index) {
-  return std::make_unique<EngineWork>(std::move(model), std::move(options), std::move(sampling), baseline_index);
+                                              SamplingOptions sampling, int64_t baseline_index, TurnSetup turns) {
+  return std::make_unique<EngineWork>(std::move(model), std::move(options), std::move(sampling), baseline_index, turns);
+}
+
+TurnSetup turn_setup(const ModelSource& model, const EnvironmentOptions& environment) {
+  if (environment.kind.empty()) return {};
+  return {environment, model.chat_template_source(), model.tokenizer_config()};
+}
+
+std::string sample_metadata(const Prompt& prompt) {
+  auto metadata = nlohmann::json::parse(prompt.metadata_json, nullptr, false);
+  if (!metadata.is_object()) return prompt.metadata_json;
+  auto messages = nlohmann::json::array();
+  for (const auto& [role, content] : prompt.messages) messages.push_back({{"role", role}, {"content", content}});
+  metadata.emplace("messages", std::move(messages));
+  return metadata.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 nlohmann::json evaluate_weights(const ModelSource& model, WeightBoard& board, const EvaluationOptions& evaluation,
-                                EngineOptions engine_options, SamplingOptions sampling,
+                                EngineOptions engine_options, SamplingOptions sampling, const TurnSetup& turns,
                                 const std::vector<RewardOptions>& rewards, double timeout_s,
                                 const std::function<bool()>& stop_requested) {
   const auto begin = std::chrono::steady_clock::now();
@@ -75,10 +89,10 @@ nlohmann::json evaluate_weights(const ModelSource& model, WeightBoard& board, co
     }
     for (int64_t s = 0; s < k; ++s)
       requests.push_back({make_sample_id(static_cast<uint64_t>(p), static_cast<uint32_t>(s)), 0, tokens, sampling,
-                          prompt.metadata_json});
+                          sample_metadata(prompt)});
   }
   engine_options.seed ^= 0x6576616c;  // "eval": not the numbers of training
-  Engine engine(model.config(), engine_options, model.tokenizer());
+  TurnEngine engine(model.config(), engine_options, model.tokenizer(), turns);
   const auto weights = board.latest();
   engine.set_weights(weights);
   GenerateLimits limits;
@@ -86,15 +100,23 @@ nlohmann::json evaluate_weights(const ModelSource& model, WeightBoard& board, co
   limits.stop_requested = stop_requested;
   auto answers = generate_all(engine, std::move(requests), limits);
   require(!stop_requested || !stop_requested(), "evaluation: stopped");
-  RewardSet rules(rewards);
-  double sum = 0, num_tokens = 0;
-  int64_t num_scored = 0, num_truncated = 0;
+  score_all(rewards, answers);
+  double sum = 0, num_tokens = 0, num_turns = 0;
+  int64_t num_answered = 0, num_lost = 0, num_scored = 0, num_truncated = 0;
   std::map<uint64_t, double> best;
+  std::map<std::string, std::pair<double, int64_t>> by_reward;  // sum, count
   for (auto& answer : answers) {
-    rules.score(answer);
+    num_lost += answer.finish_reason == FinishReason::kError;
+    num_turns += answer.num_turns;
+    num_answered += answer.num_turns > 1;
     num_truncated += answer.finish_reason == FinishReason::kLength;
     num_tokens += static_cast<double>(answer.num_sampled_tokens());
-    if (!answer.total_reward) continue;
+    for (const auto& reward : answer.rewards) {
+      if (!reward.value) continue;
+      by_reward[reward.name].first += *reward.value;
+      ++by_reward[reward.name].second;
+    }
+    if (!answer.total_reward || answer.finish_reason == FinishReason::kError) continue;
     sum += *answer.total_reward;
     ++num_scored;
     const auto at = best.try_emplace(answer.group, *answer.total_reward).first;
@@ -110,6 +132,13 @@ nlohmann::json evaluate_weights(const ModelSource& model, WeightBoard& board, co
       {"evaluation/truncation_rate", static_cast<double>(num_truncated) / static_cast<double>(answers.size())},
       {"evaluation/response_length", num_tokens / static_cast<double>(answers.size())},
       {"evaluation/version", weights->version()}};
+  for (const auto& [name, one] : by_reward)
+    if (rewards.size() > 1) metrics["evaluation/reward/" + name] = one.first / static_cast<double>(one.second);
+  if (!turns.environment.kind.empty()) {
+    metrics["evaluation/num_turns"] = num_turns / static_cast<double>(answers.size());
+    metrics["evaluation/answered_frac"] = static_cast<double>(num_answered) / static_cast<double>(answers.size());
+    metrics["evaluation/num_environment_failures"] = num_lost;
+  }
   if (k > 1) {
     metrics[concat("evaluation/avg@", k)] = metrics["evaluation/score"];
     metrics[concat("evaluation/pass@", k)] = static_cast<double>(solved) / static_cast<double>(num_prompts);

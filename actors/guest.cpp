@@ -117,7 +117,7 @@ class GuestState {
 
     RolloutSetup rollout;
     rollout.make_work = [=](int) {
-      return make_engine_work(model, engine, settings.sampling, settings.baseline_index);
+      return make_engine_work(model, engine, settings.sampling, settings.baseline_index, settings.turns);
     };
     rollout.board = board;
     rollout.trace = trace_;

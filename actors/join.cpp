@@ -60,7 +60,10 @@ nlohmann::json to_json(const WorkerSettings& settings) {
           {"credit", settings.credit},
           {"score_limit_s", settings.score_limit_s},
           {"lost_after_s", settings.lost_after_s},
-          {"dtype", settings.dtype}};
+          {"dtype", settings.dtype},
+          {"environment", to_json(settings.turns.environment)},
+          {"chat_template", settings.turns.chat_template},
+          {"tokenizer_config", settings.turns.tokenizer_config}};
 }
 
 WorkerSettings parse_worker_settings(const nlohmann::json& json) {
@@ -95,6 +98,9 @@ WorkerSettings parse_worker_settings(const nlohmann::json& json) {
     settings.score_limit_s = json.at("score_limit_s");
     settings.lost_after_s = json.at("lost_after_s");
     settings.dtype = json.at("dtype");
+    settings.turns.environment = parse_environment_options(json.at("environment"));
+    settings.turns.chat_template = json.at("chat_template");
+    settings.turns.tokenizer_config = json.at("tokenizer_config");
     return settings;
   } catch (const nlohmann::json::exception& error) {
     fail("welcome: ", error.what());

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "rollout/engine.h"
+#include "rollout/turns.h"
 
 namespace troupe {
 
@@ -71,6 +71,7 @@ struct WorkerSettings {
   int32_t credit = 1;
   double score_limit_s = 20, lost_after_s = 10;
   std::string dtype = "float32";  // of the weights that travel, and of compute
+  TurnSetup turns;
 };
 nlohmann::json to_json(const WorkerSettings& settings);
 /// Throws Error naming the field that is missing or wrong.

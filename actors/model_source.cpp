@@ -98,6 +98,7 @@ ModelSource::ModelSource(ModelOptions options, uint64_t seed) : options_(std::mo
   if (!options_.chat_template_path.empty()) chat_template = read_file(options_.chat_template_path);
   tokenizer_ = open_tokenizer(reader_->text_files());
   if (!chat_template.empty()) template_ = std::make_unique<ChatTemplate>(chat_template);
+  template_source_ = std::move(chat_template);
   if (options_.is_reward_model) become_reward_model();
   for (auto& spec : parameter_specs(config_)) specs_[spec.name] = spec;
 }

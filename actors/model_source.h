@@ -32,6 +32,8 @@ class ModelSource {
   const CheckpointReader* reader() const { return reader_.get(); }
   /// Null where the model has none and no other was named.
   const ChatTemplate* chat_template() const { return template_.get(); }
+  /// "" where there is none.
+  const std::string& chat_template_source() const { return template_source_; }
   const nlohmann::json& tokenizer_config() const { return tokenizer_config_; }
   /// One parameter in fp32. Random ones depend on seed, name and place only: ones for norms, zeros for biases, else
   /// normal with the configuration's initializer_range. Thread-safe.
@@ -52,6 +54,7 @@ class ModelSource {
   std::unique_ptr<CheckpointReader> reader_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<ChatTemplate> template_;
+  std::string template_source_;
   nlohmann::json tokenizer_config_;
   std::map<std::string, ParameterSpec> specs_;
   bool has_fresh_head_ = false;  // a reward model that begins as a language model

@@ -18,6 +18,7 @@ class RewardState {
   reward_actor::behavior_type start(buffer_actor buffer, RewardSetup setup) {
     buffer_ = std::move(buffer);
     trace_ = std::move(setup.trace);
+    role_ = std::move(setup.role);
     score_ = setup.make_score();
     return {[this](atom::score, const Packed& packed) { return score(packed); }};
   }
@@ -27,7 +28,7 @@ class RewardState {
   caf::result<int32_t> score(const Packed& packed) {
     Packed scored;
     try {
-      Trace::Span busy(*trace_, "reward", "score");
+      Trace::Span busy(*trace_, role_, "score");
       auto trajectory = unpack_trajectory(std::as_bytes(std::span(packed.bytes)));
       const auto id = trajectory.sample_id;
       const auto attempt = trajectory.attempt;
@@ -36,6 +37,7 @@ class RewardState {
               trajectory.sample_id, ", attempt ", trajectory.attempt, ", not ", id, ", attempt ", attempt);
       require(!trajectory.total_reward || std::isfinite(*trajectory.total_reward), "the total reward of sample ", id,
               " is not finite");
+      tell_failures(trajectory);
       const auto bytes = pack_trajectory(trajectory);
       scored.bytes.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     } catch (const std::exception& error) {
@@ -44,15 +46,55 @@ class RewardState {
     return self_->delegate(buffer_, atom::store_v, std::move(scored));
   }
 
+  /// The first, second, fourth, ... of each function, so that a dead one does not fill the log.
+  void tell_failures(const Trajectory& trajectory) {
+    for (const auto& reward : trajectory.rewards) {
+      if (reward.value) continue;
+      const auto count = ++num_failures_[reward.name];
+      if ((count & (count - 1)) == 0)
+        log::warning("reward ", reward.name, ": no value for sample ", trajectory.sample_id, ": ", reward.failure,
+                     count > 1 ? concat(" (", count, " failures so far)") : std::string());
+    }
+  }
+
   Pointer self_;
   buffer_actor buffer_;
   std::shared_ptr<Trace> trace_;
+  std::string role_;
   ScoreFunction score_;
+  std::map<std::string, int64_t> num_failures_;
+};
+
+/// Hands each sample to the next of several scorers; one that falls takes the others and this one with it.
+class RewardDeskState {
+ public:
+  using Pointer = reward_actor::stateful_pointer<RewardDeskState>;
+  static constexpr const char* name = "reward";
+
+  explicit RewardDeskState(Pointer self) : self_(self) {}
+
+  reward_actor::behavior_type start(buffer_actor buffer, RewardSetup setup) {
+    for (int i = 0; i < setup.num_scorers; ++i) {
+      setup.role = concat("reward ", i);
+      scorers_.push_back(spawn_worker<reward_actor, RewardState>(setup.detached, self_->system(), buffer, setup));
+      self_->link_to(scorers_.back());
+    }
+    return {[this](atom::score, const Packed& packed) {
+      return self_->delegate(scorers_[next_++ % scorers_.size()], atom::score_v, packed);
+    }};
+  }
+
+ private:
+  Pointer self_;
+  std::vector<reward_actor> scorers_;
+  size_t next_ = 0;
 };
 
 }  // namespace
 
 reward_actor spawn_reward(caf::actor_system& system, buffer_actor buffer, RewardSetup setup) {
+  if (setup.num_scorers > 1)
+    return spawn_state<reward_actor, RewardDeskState>(system, std::move(buffer), std::move(setup));
   const bool detached = setup.detached;
   return spawn_worker<reward_actor, RewardState>(detached, system, std::move(buffer), std::move(setup));
 }

@@ -17,6 +17,10 @@ struct RewardSetup {
   ScoreFactory make_score;
   std::shared_ptr<Trace> trace;
   bool detached = true;
+  /// Samples scored at a time, each by an actor of its own behind the one that is asked: for functions that wait for
+  /// other processes.
+  int num_scorers = 1;
+  std::string role = "reward";  // in the trace; spans of one must not overlap
 };
 
 reward_actor spawn_reward(caf::actor_system& system, buffer_actor buffer, RewardSetup setup);

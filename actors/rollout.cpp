@@ -92,7 +92,8 @@ class RolloutState {
 
   void deliver(Trajectory& trajectory) {
     if (trajectory.finish_reason == FinishReason::kError) {
-      report(trajectory.sample_id, trajectory.attempt, "generation failed");
+      report(trajectory.sample_id, trajectory.attempt,
+             trajectory.completion_text.empty() ? "generation failed" : trajectory.completion_text);
       return;
     }
     caf::anon_send(director_, atom::generated_v, SampleReport{worker_, trajectory.sample_id, trajectory.attempt, {}});

@@ -6,6 +6,7 @@
 #include "actors/engine_work.h"
 #include "actors/evaluator.h"
 #include "actors/gate.h"
+#include "actors/remote_service.h"
 #include "actors/reward.h"
 #include "actors/rl_models.h"
 #include "actors/run_checkpoint.h"
@@ -65,6 +66,7 @@ void add_gate(CastList& cast, const ClusterOptions& cluster, WorkerSettings sett
 }  // namespace
 
 int run_rl(const RlTopology& topology) {
+  use_zmq_for_remote_services();
   check(topology);
   const int threads = topology.threads > 0 ? topology.threads : num_usable_cores();
   const auto observer = std::make_shared<ObserverGate>(topology.observer);
@@ -74,6 +76,7 @@ int run_rl(const RlTopology& topology) {
   const std::shared_ptr<const PromptSource> prompts = make_prompt_source(topology.data);
   for (const auto& reward : topology.rewards)
     make_reward_function(reward);  // wrong settings are found before anything starts
+  make_environment(topology.environment);
 
   const auto resumed = find_resume(topology.checkpoint, topology.run.folder);
   const auto state = resumed ? parse_run_state(resumed->state) : RunState{};
@@ -91,6 +94,7 @@ int run_rl(const RlTopology& topology) {
                            : std::max(1, threads / std::max(1, topology.rollout.num_workers));
   if (engine.max_context_length <= 0) engine.max_context_length = topology.learner.max_context_length;
   engine.log_prob_vocab_size = log_prob_vocab_size(*model);
+  const auto turns = turn_setup(*model, topology.environment);
   const auto dtype = compute_dtype(topology.rollout.dtype);
 
   // Readers of weights: every worker of this process, and the evaluator.
@@ -143,7 +147,7 @@ int run_rl(const RlTopology& topology) {
       return spawn_evaluator(
           system,
           [=](int64_t) {
-            return evaluate_weights(*model, *board, topology.evaluation, engine_all, sampling, topology.rewards,
+            return evaluate_weights(*model, *board, topology.evaluation, engine_all, sampling, turns, topology.rewards,
                                     topology.limits.request_timeout_s, stop_requested);
           },
           true);
@@ -168,7 +172,7 @@ int run_rl(const RlTopology& topology) {
     setup.finished = finished;
     setup.encode = [=](uint64_t id) {
       const auto prompt = prompts->at(id);
-      return EncodedPrompt{model->encode(prompt), prompt.metadata_json};
+      return EncodedPrompt{model->encode(prompt), sample_metadata(prompt)};
     };
     setup.board = board;
     setup.recorder = recorder;
@@ -182,16 +186,15 @@ int run_rl(const RlTopology& topology) {
   constexpr int kMostlyJoined = 16;
   const int num_askers = topology.rollout.num_workers + (topology.cluster.listen ? kMostlyJoined : 0);
   // Every worker's questions may stand before this one, and each rule may use up its own limit.
-  double score_limit_s = 10;
-  for (const auto& reward : topology.rewards)
-    score_limit_s += reward.timeout_s * RolloutSetup().max_scores_asked * (num_askers + 1);
+  const double score_limit_s =
+      10 + longest_score_s(topology.rewards) * RolloutSetup().max_scores_asked * (num_askers + 1);
   cast.start_reward = [=](caf::actor_system& system, buffer_actor buffer) {
     return spawn_reward(system, std::move(buffer),
                         {[=] {
                            auto rules = std::make_shared<RewardSet>(topology.rewards);
                            return ScoreFunction([rules](Trajectory& trajectory) { rules->score(trajectory); });
                          },
-                         trace, true});
+                         trace, true, num_parallel_scores(topology.rewards)});
   };
   const auto credit =
       engine.max_sequences + static_cast<int>(std::min<int64_t>(num_samples_per_group, engine.max_sequences));
@@ -206,11 +209,12 @@ int run_rl(const RlTopology& topology) {
               credit,
               std::chrono::duration<double>(score_limit).count(),
               0,
-              dtype == at::kFloat ? "float32" : "bfloat16"},
+              dtype == at::kFloat ? "float32" : "bfloat16",
+              turns},
              *model, topology.rollout.num_workers, publisher, observer);
   cast.start_rollout = [=](caf::actor_system& system, int worker, director_actor director, reward_actor reward) {
     RolloutSetup setup;
-    setup.make_work = [=](int) { return make_engine_work(model, engine, sampling, baseline_index); };
+    setup.make_work = [=](int) { return make_engine_work(model, engine, sampling, baseline_index, turns); };
     setup.board = board;
     setup.trace = trace;
     setup.credit = credit;

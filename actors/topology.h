@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "rollout/engine.h"
+#include "rollout/environment.h"
 #include "rollout/reward.h"
 #include "training/learner.h"
 #include "training/preference_source.h"
@@ -145,7 +146,8 @@ struct RlTopology {
   PromptSourceOptions data;
   AsyncLoopOptions async_loop;
   RolloutOptions rollout;
-  SamplingOptions sampling;  // stop_token_ids empty: the model's end-of-sequence ids
+  SamplingOptions sampling;        // stop_token_ids empty: the model's end-of-sequence ids
+  EnvironmentOptions environment;  // kind empty: samples are one turn
   std::vector<RewardOptions> rewards;
   EvaluationOptions evaluation;
   CheckpointOptions checkpoint;

@@ -8,6 +8,7 @@
 #include "actors/error.h"
 #include "actors/guest.h"
 #include "actors/model_source.h"
+#include "actors/remote_service.h"
 #include "actors/stage.h"
 #include "base/cpu.h"
 #include "base/log.h"
@@ -24,6 +25,7 @@ std::string process_name() {
 }  // namespace
 
 int run_worker(const WorkerOptions& options) {
+  use_zmq_for_remote_services();
   GuestSetup setup;
   setup.options = options;
   if (setup.options.num_threads <= 0) setup.options.num_threads = num_usable_cores();

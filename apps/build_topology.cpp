@@ -320,6 +320,19 @@ std::vector<RewardOptions> reward_options(const Config& config) {
   return rewards;
 }
 
+EnvironmentOptions environment_options(const Config& config) {
+  EnvironmentOptions environment;
+  environment.kind = config.string("environment.kind");
+  environment.max_turns = static_cast<int>(config.integer("environment.max_turns"));
+  environment.timeout_s = config.number("environment.timeout_s");
+  environment.remote.address = config.string("environment.address");
+  environment.remote.command = config.string("environment.command");
+  environment.remote.reconnect_s = config.number("environment.reconnect_s");
+  environment.remote.num_parallel = static_cast<int>(config.integer("environment.num_parallel"));
+  make_environment(environment);  // wrong settings are found before anything is loaded
+  return environment;
+}
+
 SamplingOptions sampling_options(const Config& config) {
   SamplingOptions sampling;
   sampling.temperature = config.number("sampling.temperature");
@@ -445,6 +458,7 @@ RlTopology build_rl_topology(const Config& config) {
   topology.model = model_options(config);
   topology.mesh = mesh_degrees(config);
   topology.sampling = sampling_options(config);
+  topology.environment = environment_options(config);
   const auto algorithm = algorithm_options(config);
   topology.learner = learner_options(config, algorithm.num_epochs * algorithm.num_minibatches);
   topology.learner.algorithm = algorithm;

@@ -171,8 +171,20 @@ std::vector<KeySpec> make_plain_keys() {
       number("sampling.top_p", 1.0, "nucleus: smallest set of tokens with this probability; 1: off", 0, 1),
       integer("sampling.top_k", 0, "only the k best tokens; 0: off", 0, 1 << 30),
       number("sampling.min_p", 0.0, "only tokens with this share of the best one's probability; 0: off", 0, 1),
-      integer("sampling.max_new_tokens", 128, "longest completion in tokens", 1, kMostTokens),
+      integer("sampling.max_new_tokens", 128, "longest completion in tokens; with an environment: longest turn", 1,
+              kMostTokens),
       list("sampling.stop", "strings that end a completion"),
+
+      text("environment.kind", "",
+           "who answers the policy's turns (docs/remote.md): calculator, remote; empty: a sample is one turn"),
+      integer("environment.max_turns", 4, "most turns of the policy in a sample", 1, 1000),
+      number("environment.timeout_s", 10.0, "limit of one answer in seconds", 0.001),
+      text("environment.address", "", "remote: tcp://HOST:PORT or ipc://PATH where it listens"),
+      text("environment.command", "",
+           "remote: started, restarted and ended with each rollout process (in sh); its TROUPE_ADDRESS says where to "
+           "listen"),
+      number("environment.reconnect_s", 60.0, "remote: how long a process that is not there is waited for", 0.001),
+      integer("environment.num_parallel", 8, "remote: questions under way at a time", 1, 256),
 
       // Further keys of this section: apps/algorithm_keys.cpp.
       integer("algorithm.max_refill_rounds", 4, "\"refill\": rounds before training on what there is", 1),

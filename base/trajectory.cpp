@@ -6,7 +6,7 @@
 
 namespace troupe {
 namespace {
-constexpr uint32_t kFormat = 2;
+constexpr uint32_t kFormat = 3;
 }
 
 const char* to_string(FinishReason reason) {
@@ -92,6 +92,8 @@ std::vector<std::byte> pack_trajectory(const Trajectory& t) {
   out.put(t.values);
   out.put<uint8_t>(t.baseline_reward.has_value());
   out.put<double>(t.baseline_reward.value_or(0));
+  out.put<uint8_t>(t.environment_reward.has_value());
+  out.put<double>(t.environment_reward.value_or(0));
   return out.take();
 }
 
@@ -135,6 +137,9 @@ Trajectory unpack_trajectory(std::span<const std::byte> bytes) {
   const bool has_baseline = in.get<uint8_t>() != 0;
   const auto baseline = in.get<double>();
   if (has_baseline) t.baseline_reward = baseline;
+  const bool has_environment = in.get<uint8_t>() != 0;
+  const auto environment = in.get<double>();
+  if (has_environment) t.environment_reward = environment;
   in.expect_end();
   check_trajectory(t);
   return t;

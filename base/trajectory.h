@@ -46,13 +46,14 @@ struct Trajectory {
   std::vector<float> log_probs;      // [L] of the sampler; 0 where the mask is 0
   std::vector<VersionRun> versions;  // of the sampled tokens, ascending first_index
   FinishReason finish_reason = FinishReason::kStop;
-  std::string completion_text;  // for rewards; ends before the stop token
+  std::string completion_text;  // of the last turn, for rewards; ends before the stop token
   std::vector<RewardValue> rewards;
   std::optional<double> total_reward;      // none: no reward function answered; left out of statistics and loss
   std::string metadata_json;               // the data's own fields, such as "answer"
   std::vector<float> reference_log_probs;  // [L] of the frozen reference; empty where no reference was asked
   std::vector<float> values;  // [L] of the critic: value of the state before token t; empty without a critic
   std::optional<double> baseline_reward;  // reward of the greedy completion of the same prompt (ReMax); none elsewhere
+  std::optional<double> environment_reward;  // sum over the turns; none without an environment
   bool operator==(const Trajectory&) const = default;
 
   /// The version of the oldest sampled token: the sample's staleness. Throws Error without versions.

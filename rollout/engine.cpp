@@ -223,25 +223,31 @@ struct Engine::Implementation {
     const auto sequence = scheduler->finish(&running);
     auto& request = sequence->request;
     Trajectory trajectory;
-    trajectory.sample_id = request.sample_id;
-    trajectory.attempt = request.attempt;
-    trajectory.group = group_of_sample(request.sample_id);
-    trajectory.prompt_length = static_cast<int32_t>(request.prompt_tokens.size());
+    if (request.turns_before != nullptr) {
+      trajectory = *request.turns_before;
+      ++trajectory.num_turns;
+    } else {
+      trajectory.sample_id = request.sample_id;
+      trajectory.attempt = request.attempt;
+      trajectory.group = group_of_sample(request.sample_id);
+      trajectory.prompt_length = static_cast<int32_t>(request.prompt_tokens.size());
+    }
     trajectory.tokens = std::move(sequence->tokens);
-    trajectory.loss_mask.assign(trajectory.tokens.size(), 1);
-    std::fill_n(trajectory.loss_mask.begin(), trajectory.prompt_length, 0);
-    trajectory.log_probs.assign(trajectory.tokens.size(), 0.0f);
-    std::copy(sequence->log_probs.begin(), sequence->log_probs.end(),
-              trajectory.log_probs.begin() + trajectory.prompt_length);
-    trajectory.versions = std::move(sequence->versions);
+    trajectory.loss_mask.resize(request.prompt_tokens.size(), 0);
+    trajectory.loss_mask.resize(trajectory.tokens.size(), 1);
+    trajectory.log_probs.resize(request.prompt_tokens.size(), 0.0f);
+    trajectory.log_probs.insert(trajectory.log_probs.end(), sequence->log_probs.begin(), sequence->log_probs.end());
+    for (const auto& run : sequence->versions)
+      if (trajectory.versions.empty() || trajectory.versions.back().version != run.version)
+        trajectory.versions.push_back(run);
     trajectory.finish_reason = reason;
     trajectory.metadata_json = std::move(request.metadata_json);
     if (reason == FinishReason::kStopString) {
       trajectory.completion_text = text_before_stop(*sequence);
     } else if (tokenizer != nullptr) {
+      const auto begin = trajectory.tokens.begin() + static_cast<int64_t>(request.prompt_tokens.size());
       const auto end = trajectory.tokens.end() - (reason == FinishReason::kStop ? 1 : 0);
-      trajectory.completion_text =
-          tokenizer->decode({trajectory.tokens.begin() + trajectory.prompt_length, end}, /*skip_special_tokens=*/true);
+      trajectory.completion_text = tokenizer->decode({begin, end}, /*skip_special_tokens=*/true);
     }
     return trajectory;
   }

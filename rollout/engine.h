@@ -48,6 +48,8 @@ struct GenerationRequest {
   std::vector<int32_t> prompt_tokens;
   SamplingOptions sampling;
   std::string metadata_json;
+  /// The sample as its turns so far left it; prompt_tokens are then its tokens and what the environment answered.
+  std::shared_ptr<const Trajectory> turns_before = nullptr;
 };
 
 /// Counters since construction; every one is a metric.

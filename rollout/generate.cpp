@@ -6,9 +6,14 @@
 #include "base/error.h"
 
 namespace troupe {
+namespace {
 
-std::vector<Trajectory> generate_all(Engine& engine, std::vector<GenerationRequest> requests,
-                                     const GenerateLimits& limits) {
+size_t drain(Engine& engine) { return engine.drain().size(); }
+size_t drain(TurnEngine& engine) { return engine.drain(); }
+
+template <class AnyEngine>
+std::vector<Trajectory> run_to_the_end(AnyEngine& engine, std::vector<GenerationRequest> requests,
+                                       const GenerateLimits& limits) {
   require(engine.idle(), "generate: the engine still has requests of others");
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(limits.timeout_s);
   std::unordered_map<uint64_t, size_t> order;
@@ -27,20 +32,32 @@ std::vector<Trajectory> generate_all(Engine& engine, std::vector<GenerationReque
         slots[index] = std::move(trajectory);
       }
       if (std::chrono::steady_clock::now() > deadline && !engine.idle()) {
-        fail("generate: ", engine.drain().size(), " of ", slots.size(), " samples are unfinished after ",
-             limits.timeout_s, " s");
+        fail("generate: ", drain(engine), " of ", slots.size(), " samples are unfinished after ", limits.timeout_s,
+             " s");
       }
     }
   } catch (...) {
-    engine.drain();
+    drain(engine);
     throw;
   }
-  engine.drain();
+  drain(engine);
   std::vector<Trajectory> trajectories;
   for (auto& slot : slots) {
     if (slot) trajectories.push_back(std::move(*slot));
   }
   return trajectories;
+}
+
+}  // namespace
+
+std::vector<Trajectory> generate_all(Engine& engine, std::vector<GenerationRequest> requests,
+                                     const GenerateLimits& limits) {
+  return run_to_the_end(engine, std::move(requests), limits);
+}
+
+std::vector<Trajectory> generate_all(TurnEngine& engine, std::vector<GenerationRequest> requests,
+                                     const GenerateLimits& limits) {
+  return run_to_the_end(engine, std::move(requests), limits);
 }
 
 }  // namespace troupe

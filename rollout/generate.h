@@ -3,6 +3,7 @@
 #pragma once
 
 #include "rollout/engine.h"
+#include "rollout/turns.h"
 
 namespace troupe {
 
@@ -16,6 +17,8 @@ struct GenerateLimits {
 /// `stop_requested` ended it early the unfinished ones are absent. The engine must be idle before and is idle
 /// afterwards, whatever happens.
 std::vector<Trajectory> generate_all(Engine& engine, std::vector<GenerationRequest> requests,
+                                     const GenerateLimits& limits = {});
+std::vector<Trajectory> generate_all(TurnEngine& engine, std::vector<GenerationRequest> requests,
                                      const GenerateLimits& limits = {});
 
 }  // namespace troupe

@@ -22,6 +22,7 @@ class ScoreModel {
 
   double score(const std::vector<int32_t>& tokens) {
     load();
+    const std::scoped_lock lock(scoring_);  // one sample has all threads
     require(!tokens.empty(), "a sample without tokens has no score");
     const auto vocab_size = decoder_.config().vocab_size;
     for (const auto token : tokens)
@@ -37,6 +38,7 @@ class ScoreModel {
   std::shared_ptr<const CheckpointReader> reader_;
   Decoder decoder_;
   std::once_flag loaded_;
+  std::mutex scoring_;
 };
 
 /// One model a path for as long as a rule uses it.

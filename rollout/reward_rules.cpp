@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "models/text/regex.h"
 #include "rollout/model_reward.h"
+#include "rollout/remote_reward.h"
 #include "rollout/reward_kinds.h"
 
 namespace troupe {
@@ -90,6 +91,15 @@ class RegexReward : public RewardFunction {
   std::string field_;
 };
 
+class EnvironmentReward : public RewardFunction {
+ public:
+  explicit EnvironmentReward(const RewardOptions&) {}
+  double score(const Trajectory& trajectory, const json&) const override {
+    require(trajectory.environment_reward.has_value(), "no environment gave this sample a reward");
+    return *trajectory.environment_reward;
+  }
+};
+
 class LengthReward : public RewardFunction {
  public:
   explicit LengthReward(const RewardOptions& options)
@@ -122,6 +132,10 @@ RewardKey answer_key(const char* field, const char* help) { return {"answer_fiel
 std::vector<RewardKind> make_built_in_kinds() {
   const char* field = "field of the data's record that holds the answer";
   return {
+      {"environment",
+       "What the environment gave, summed over the turns (environment.kind; docs/remote.md)",
+       {},
+       &make_rule<EnvironmentReward>},
       {"exact",
        "1 where the completion is the answer, apart from white space around it; else 0",
        {answer_key("answer", field), {"ignore_case", false, "a letter equals its other case (ASCII)"}},
@@ -148,6 +162,13 @@ std::vector<RewardKind> make_built_in_kinds() {
        {{"pattern", "", "regular expression, searched in the completion; needed"},
         answer_key("", "field of the data's record that group 1 is compared with; empty: none")},
        &make_rule<RegexReward>},
+      {"remote",
+       "The value that a process of the user's gives, usually Python (docs/remote.md)",
+       {{"address", "", "tcp://HOST:PORT or ipc://PATH where it listens; may be empty where there is a command"},
+        {"command", "", "started, restarted and ended with the run (in sh); its TROUPE_ADDRESS says where to listen"},
+        {"reconnect_s", 60.0, "how long a process that is not there is waited for before the values fail"},
+        {"num_parallel", 8, "questions under way at a time"}},
+       &make_remote_reward},
   };
 }
 

@@ -5,6 +5,7 @@
 // A rule that is late cannot be stopped: its thread is left to end by itself and a new one takes its place. While
 // kMostLostThreads of them are still at it the rule counts as broken, and every further sample fails at once with that
 // reason.
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <condition_variable>
@@ -19,6 +20,26 @@ namespace {
 
 constexpr size_t kMostLostThreads = 8;
 
+/// A value, or why there is none.
+struct Answer {
+  double value = 0;
+  std::string failure;
+};
+
+Answer call(const RewardFunction& function, const Trajectory& trajectory, const nlohmann::json& metadata) {
+  Answer answer;
+  try {
+    answer.value = function.score(trajectory, metadata);
+    if (!std::isfinite(answer.value)) answer.failure = concat("the value is ", answer.value);
+  } catch (const std::exception& error) {
+    answer.failure = error.what();
+    if (answer.failure.empty()) answer.failure = "an exception without a text";
+  } catch (...) {
+    answer.failure = "an exception of an unknown kind";
+  }
+  return answer;
+}
+
 /// One thread that runs one rule; shared with that thread, which may outlive the rest.
 struct Runner {
   std::mutex mutex;
@@ -26,8 +47,7 @@ struct Runner {
   const std::shared_ptr<const RewardFunction> function;
   std::optional<std::pair<Trajectory, nlohmann::json>> task;
   bool done = false, stop = false, ended = false;
-  double value = 0;
-  std::string failure;
+  Answer answer;
 
   explicit Runner(std::shared_ptr<const RewardFunction> rule) : function(std::move(rule)) {}
 
@@ -41,20 +61,9 @@ struct Runner {
       }
       const auto task = std::move(*self->task);
       lock.unlock();
-      double value = 0;
-      std::string failure;
-      try {
-        value = self->function->score(task.first, task.second);
-        if (!std::isfinite(value)) failure = concat("the value is ", value);
-      } catch (const std::exception& error) {
-        failure = error.what();
-        if (failure.empty()) failure = "an exception without a text";
-      } catch (...) {
-        failure = "an exception of an unknown kind";
-      }
+      auto answer = call(*self->function, task.first, task.second);
       lock.lock();
-      self->value = value;
-      self->failure = std::move(failure);
+      self->answer = std::move(answer);
       self->done = true;
       self->changed.notify_all();
     }
@@ -79,6 +88,12 @@ class TimedRule {
 
   RewardValue score(const Trajectory& trajectory, const nlohmann::json& metadata) {
     RewardValue result{options_.name, std::nullopt, ""};
+    if (function_->longest_s() > 0) {
+      Answer answer = call(*function_, trajectory, metadata);
+      result.failure = std::move(answer.failure);
+      if (result.failure.empty()) result.value = answer.value;
+      return result;
+    }
     std::erase_if(lost_, [](const auto& runner) {
       const std::scoped_lock lock(runner->mutex);
       return runner->ended;
@@ -106,11 +121,8 @@ class TimedRule {
       return result;
     }
     runner_->task.reset();
-    if (runner_->failure.empty()) {
-      result.value = runner_->value;
-    } else {
-      result.failure = runner_->failure;
-    }
+    result.failure = runner_->answer.failure;
+    if (result.failure.empty()) result.value = runner_->answer.value;
     return result;
   }
 
@@ -149,7 +161,7 @@ void RewardSet::score(Trajectory& trajectory) {
                                                            "the sample's metadata is not a JSON object"};
     if (value.value) {
       total += rule->options().weight * *value.value;
-      any = true;
+      any |= rule->options().weight != 0;  // what is only watched makes no reward
     } else {
       ++implementation_->num_failures;
     }
@@ -159,5 +171,33 @@ void RewardSet::score(Trajectory& trajectory) {
 }
 
 int64_t RewardSet::num_failures() const { return implementation_->num_failures; }
+
+double longest_score_s(const std::vector<RewardOptions>& options) {
+  double sum = 0;
+  for (const auto& reward : options) sum += std::max(reward.timeout_s, make_reward_function(reward)->longest_s());
+  return sum;
+}
+
+int num_parallel_scores(const std::vector<RewardOptions>& options) {
+  constexpr int kSeveral = 8;
+  const bool any_waits = std::any_of(options.begin(), options.end(), [](const RewardOptions& reward) {
+    return make_reward_function(reward)->longest_s() > 0;
+  });
+  return any_waits ? kSeveral : 1;
+}
+
+void score_all(const std::vector<RewardOptions>& options, std::vector<Trajectory>& trajectories) {
+  std::atomic<size_t> next{0};
+  const auto work = [&](RewardSet& rules) {
+    for (auto i = next++; i < trajectories.size(); i = next++) rules.score(trajectories[i]);
+  };
+  // Made here, one after the other: what cannot be loaded is thrown to the caller.
+  std::vector<std::unique_ptr<RewardSet>> sets;
+  for (int i = 0; i < num_parallel_scores(options); ++i) sets.push_back(std::make_unique<RewardSet>(options));
+  std::vector<std::thread> threads;
+  for (size_t i = 1; i < sets.size(); ++i) threads.emplace_back([&, i] { work(*sets[i]); });
+  work(*sets[0]);
+  for (auto& thread : threads) thread.join();
+}
 
 }  // namespace troupe

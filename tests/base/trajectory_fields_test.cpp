@@ -26,9 +26,11 @@ TEST_CASE("a trajectory's optional fields survive packing") {
   t.reference_log_probs = {0, 0, -1.25f};
   t.values = {0, 0.5f, 0.75f};
   t.baseline_reward = 0.0;
+  t.environment_reward = -0.5;
   const auto back = unpack_trajectory(pack_trajectory(t));
   CHECK(back == t);
   CHECK(back.baseline_reward == 0.0);
+  CHECK(back.environment_reward == -0.5);
 }
 
 TEST_CASE("a trajectory with too few values or reference log-probs is refused by name") {

@@ -150,7 +150,8 @@ TEST_CASE("rules other than numbers") {
 
 TEST_CASE("wrong settings name the key and what is near") {
   CHECK_THROWS_WITH_AS(make_reward_function(options("nummer")),
-                       doctest::Contains("known: exact, length, model, number, regex"), UsageError);
+                       doctest::Contains("known: environment, exact, length, model, number, regex, remote"),
+                       UsageError);
   CHECK_THROWS_WITH_AS(make_reward_function(options("number", {{"strikt", true}})),
                        doctest::Contains("did you mean strict"), UsageError);
   CHECK_THROWS_WITH_AS(make_reward_function(options("number", {{"strict", "yes"}})), doctest::Contains("wrong type"),
@@ -162,7 +163,8 @@ TEST_CASE("wrong settings name the key and what is near") {
 
 TEST_CASE("every kind states its keys with defaults that fit, and makes a rule from what it needs") {
   const nlohmann::json needed = {{"regex", {{"pattern", "x"}}},
-                                 {"model", {{"path", TROUPE_SOURCE_DIR "/tests/fixtures/models/llama-reward"}}}};
+                                 {"model", {{"path", TROUPE_SOURCE_DIR "/tests/fixtures/models/llama-reward"}}},
+                                 {"remote", {{"address", "tcp://127.0.0.1:1"}}}};
   std::vector<std::string> names;
   for (const auto& kind : built_in_reward_kinds()) {
     names.push_back(kind.name);
@@ -181,7 +183,7 @@ TEST_CASE("every kind states its keys with defaults that fit, and makes a rule f
     }
     CHECK(make_reward_function(options(kind.name, settings)) != nullptr);  // the defaults written out
   }
-  CHECK(names == std::vector<std::string>{"exact", "length", "model", "number", "regex"});
+  CHECK(names == std::vector<std::string>{"environment", "exact", "length", "model", "number", "regex", "remote"});
 }
 
 TEST_CASE("B125 a reward that fails is left out, never a silent 0") {
@@ -205,6 +207,35 @@ TEST_CASE("B125 a reward that fails is left out, never a silent 0") {
   rewards.score(broken);
   CHECK_FALSE(broken.total_reward);
   CHECK(rewards.num_failures() == 5);
+}
+
+TEST_CASE("a function of weight 0 is watched: its value is there, and makes no reward where the others failed") {
+  auto watched = options("number");
+  watched.name = "watched";
+  watched.weight = 0;
+  auto counted = options("exact");
+  counted.settings = {{"answer_field", "gold"}};
+  RewardSet rewards({counted, watched});
+  auto both = sample("42", R"({"answer":"42","gold":"42"})");
+  rewards.score(both);
+  CHECK(both.total_reward == 1.0);
+  CHECK(both.rewards[1].value == 1.0);
+  auto failed = sample("42", R"({"answer":"42"})");
+  rewards.score(failed);
+  CHECK_FALSE(failed.total_reward);
+  CHECK(failed.rewards[1].value == 1.0);
+}
+
+TEST_CASE("environment: the sum that the environment gave, none without one") {
+  RewardSet rewards({options("environment")});
+  auto given = sample("x", "{}");
+  given.environment_reward = -0.5;
+  rewards.score(given);
+  CHECK(given.total_reward == -0.5);
+  auto alone = sample("x", "{}");
+  rewards.score(alone);
+  CHECK_FALSE(alone.total_reward);
+  CHECK(alone.rewards[0].failure.find("no environment") != std::string::npos);
 }
 
 TEST_CASE("a rule that never answers costs its time limit, and is not asked while too many calls are stuck") {
