@@ -17,6 +17,7 @@ void add_plan(CLI::App& app, Action& action);
 void add_sft(CLI::App& app, Action& action);
 void add_reward_model(CLI::App& app, Action& action);
 void add_dpo(CLI::App& app, Action& action);
+void add_pipeline(CLI::App& app, Action& action);
 void add_replay(CLI::App& app, Action& action);
 void add_worker(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);

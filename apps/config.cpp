@@ -11,6 +11,7 @@
 #pragma pop_macro("NDEBUG")
 
 #include <cmath>
+#include <functional>
 #include <set>
 #include <sstream>
 
@@ -156,48 +157,169 @@ Config Config::load(const std::string& path, const std::vector<std::string>& ove
   return from_text(text, path, overrides);
 }
 
+/// What reads TOML into configurations.
+struct TomlReader {
+  /// What becomes of a value before it counts.
+  using Rewrite = std::function<json(json value, const std::string& where)>;
+
+  static toml::table parse(const std::string& text, const std::string& origin) {
+    try {
+      return toml::parse(text, origin);
+    } catch (const toml::parse_error& error) {
+      throw UsageError(concat(origin, ":", error.source().begin.line, ": not valid TOML: ", error.description()));
+    } catch (const Error& error) {
+      throw UsageError(concat(origin, ": ", error.what()));
+    }
+  }
+
+  static void read_rewards(Config& config, const toml::node& node, const std::string& where, const Rewrite& rewrite) {
+    const auto* array = node.as_array();
+    if (array == nullptr) throw UsageError(concat(where, ": rewards are written as [[reward]] tables"));
+    for (const auto& element : *array) {
+      if (!element.is_table()) throw UsageError(concat(where, ": rewards are written as [[reward]] tables"));
+      config.rewards_.push_back(rewrite(to_json(element, "reward", where), where));
+    }
+  }
+
+  /// Sections and [[reward]] tables of `root`, but those named in `others`.
+  static void read(Config& config, const toml::table& root, const std::string& origin,
+                   const std::set<std::string>& others, const Rewrite& rewrite) {
+    for (const auto& [section_key, node] : root) {
+      const std::string section(section_key.str());
+      if (others.count(section) != 0) continue;
+      const auto where = concat(origin, ":", node.source().begin.line);
+      if (section == "reward") {
+        read_rewards(config, node, where, rewrite);
+        continue;
+      }
+      const auto* table = node.as_table();
+      if (table == nullptr) unknown_key(section, where);
+      if (known_sections().count(section) == 0 && table->empty()) unknown_key(section, where);
+      for (const auto& [key, value] : *table) {
+        const auto name = section + "." + std::string(key.str());
+        const auto line = concat(origin, ":", value.source().begin.line);
+        if (name == "topology.place") {
+          throw UsageError(concat(
+              line,
+              ": [[topology.place]] places roles in other processes or on other hosts, which this version does not do; "
+              "rollout.num_workers and parallelism.data_parallel_shard_degree scale the roles of this process"));
+        }
+        if (find_key(name) == nullptr) unknown_key(name, line);
+        config.set(name, rewrite(to_json(value, name, line), line), line);
+      }
+    }
+  }
+
+  static std::string text(const toml::table& table, const char* key, const std::string& where) {
+    const auto* node = table.get(key);
+    if (node == nullptr || !node->is_string()) throw UsageError(concat(where, ": a stage needs a ", key, ", a text"));
+    return node->as_string()->get();
+  }
+
+  static void override_with(Config& config, const std::string& text) { config.override_with(text); }
+  static void rewrite_texts(Config& config, const Rewrite& rewrite) {
+    for (auto& [name, entry] : config.values_) entry.value = rewrite(std::move(entry.value), entry.origin);
+    for (auto& reward : config.rewards_) reward = rewrite(std::move(reward), "reward");
+  }
+  static void finish(Config& config) { fill_from_preset(config); }
+};
+
 Config Config::from_text(const std::string& text, const std::string& origin,
                          const std::vector<std::string>& overrides) {
   Config config;
-  toml::table root;
-  try {
-    root = toml::parse(text, origin);
-  } catch (const toml::parse_error& error) {
-    throw UsageError(concat(origin, ":", error.source().begin.line, ": not valid TOML: ", error.description()));
-  } catch (const Error& error) {
-    throw UsageError(concat(origin, ": ", error.what()));
-  }
-  for (const auto& [section_key, node] : root) {
-    const std::string section(section_key.str());
-    const auto where = concat(origin, ":", node.source().begin.line);
-    if (section == "reward") {
-      const auto* array = node.as_array();
-      if (array == nullptr) throw UsageError(concat(where, ": rewards are written as [[reward]] tables"));
-      for (const auto& element : *array) {
-        if (!element.is_table()) throw UsageError(concat(where, ": rewards are written as [[reward]] tables"));
-        config.rewards_.push_back(to_json(element, "reward", where));
-      }
-      continue;
-    }
-    const auto* table = node.as_table();
-    if (table == nullptr) unknown_key(section, where);
-    if (known_sections().count(section) == 0 && table->empty()) unknown_key(section, where);
-    for (const auto& [key, value] : *table) {
-      const auto name = section + "." + std::string(key.str());
-      const auto line = concat(origin, ":", value.source().begin.line);
-      if (name == "topology.place") {
-        throw UsageError(concat(
-            line,
-            ": [[topology.place]] places roles in other processes or on other hosts, which this version does not do; "
-            "rollout.num_workers and parallelism.data_parallel_shard_degree scale the roles of this process"));
-      }
-      if (find_key(name) == nullptr) unknown_key(name, line);
-      config.set(name, to_json(value, name, line), line);
-    }
-  }
+  TomlReader::read(config, TomlReader::parse(text, origin), origin, {},
+                   [](json value, const std::string&) { return value; });
   for (const auto& text_override : overrides) config.override_with(text_override);
   fill_from_preset(config);
   return config;
+}
+
+JobPipeline load_pipeline(const std::string& path, const std::vector<std::string>& overrides) {
+  std::string text;
+  try {
+    text = read_file(path);
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
+  const auto root = TomlReader::parse(text, path);
+  JobPipeline pipeline;
+  const auto* own = root.get_as<toml::table>("pipeline");
+  if (own != nullptr) {
+    for (const auto& [key, value] : *own) {
+      const std::string name(key.str());
+      if ((name != "name" && name != "folder") || !value.is_string())
+        throw UsageError(concat(path, ":", value.source().begin.line, ": [pipeline] holds name and folder, two texts"));
+      (name == "name" ? pipeline.name : pipeline.folder) = value.as_string()->get();
+    }
+  }
+  const auto* stages = root.get_as<toml::array>("stage");
+  if (stages == nullptr || stages->empty())
+    throw UsageError(concat(path, ": a pipeline consists of [[stage]] tables, and there is none"));
+  std::vector<std::string> names;
+  for (const auto& node : *stages) {
+    const auto where = concat(path, ":", node.source().begin.line);
+    if (!node.is_table()) throw UsageError(concat(where, ": stages are written as [[stage]] tables"));
+    const auto name = TomlReader::text(*node.as_table(), "name", where);
+    if (name.empty() || name.find_first_of("/{}=. ") != std::string::npos || known_sections().count(name) != 0 ||
+        name == "pipeline" || name == "reward")
+      throw UsageError(concat(where, ": a stage cannot be called \"", name, "\""));
+    if (std::find(names.begin(), names.end(), name) != names.end())
+      throw UsageError(concat(where, ": two stages are called ", name));
+    names.push_back(name);
+  }
+  std::vector<std::string> for_all;
+  std::vector<std::vector<std::string>> for_one(names.size());
+  for (const auto& one : overrides) {
+    const auto first = one.starts_with("--") ? one.substr(2, one.find_first_of(".=", 2) - 2) : std::string();
+    const auto stage = std::find(names.begin(), names.end(), first);
+    if (one.starts_with("--pipeline.folder=")) {
+      pipeline.folder = one.substr(one.find('=') + 1);
+    } else if (stage != names.end() && one.size() > first.size() + 2 && one[first.size() + 2] == '.') {
+      for_one[static_cast<size_t>(stage - names.begin())].push_back("--" + one.substr(first.size() + 3));
+    } else {
+      for_all.push_back(one);
+    }
+  }
+  if (pipeline.name.empty()) pipeline.name = "pipeline";
+  if (pipeline.folder.empty()) pipeline.folder = "runs/" + pipeline.name;
+
+  for (const auto& node : *stages) {
+    const auto& table = *node.as_table();
+    const auto where = concat(path, ":", node.source().begin.line);
+    const auto index = pipeline.stages.size();
+    JobStage stage;
+    stage.name = names[index];
+    stage.command = TomlReader::text(table, "command", where);
+    const auto plain = [](json value, const std::string&) { return value; };
+    TomlReader::read(stage.config, root, path, {"pipeline", "stage"}, plain);
+    TomlReader::read(stage.config, table, path, {"name", "command"}, plain);
+    for (const auto& one : for_all) TomlReader::override_with(stage.config, one);
+    for (const auto& one : for_one[index]) TomlReader::override_with(stage.config, one);
+    stage.config.fill("run.name", stage.name, where);
+    stage.config.fill("run.folder", pipeline.folder + "/" + stage.name, where);
+    const std::function<json(json, const std::string&)> rewrite = [&](json value, const std::string& origin) {
+      if (value.is_string()) {
+        auto words = value.get<std::string>();
+        for (size_t i = 0; i < names.size(); ++i) {
+          const auto mark = "{" + names[i] + "}";
+          for (auto at = words.find(mark); at != std::string::npos; at = words.find(mark)) {
+            if (i >= index) throw UsageError(concat(origin, ": ", mark, " is not earlier than stage ", stage.name));
+            words.replace(at, mark.size(), pipeline.stages[i].config.string("run.folder"));
+            if (std::find(stage.needs.begin(), stage.needs.end(), names[i]) == stage.needs.end())
+              stage.needs.push_back(names[i]);
+          }
+        }
+        return json(words);
+      }
+      if (value.is_structured())
+        for (auto& element : value) element = rewrite(std::move(element), origin);
+      return value;
+    };
+    TomlReader::rewrite_texts(stage.config, rewrite);
+    TomlReader::finish(stage.config);
+    pipeline.stages.push_back(std::move(stage));
+  }
+  return pipeline;
 }
 
 void Config::set(const std::string& name, json value, const std::string& origin) {

@@ -61,6 +61,7 @@ class Config {
   std::string print(bool with_origins) const;
 
  private:
+  friend struct TomlReader;
   void set(const std::string& name, nlohmann::json value, const std::string& origin);
   void override_with(const std::string& text);
 
@@ -68,5 +69,23 @@ class Config {
   std::vector<nlohmann::json> rewards_;
   std::vector<nlohmann::json> places_;
 };
+
+/// One job of a pipeline.
+struct JobStage {
+  std::string name, command;       // "sft": `troupe sft`
+  Config config;                   // run.name and run.folder follow from the pipeline's where the stage names none
+  std::vector<std::string> needs;  // stages whose folders its configuration names
+};
+
+struct JobPipeline {
+  std::string name, folder;
+  std::vector<JobStage> stages;  // in the order of the file, which is the order they run in
+};
+
+/// A file of [[stage]] tables, each with `name`, `command` and sections of its own ([stage.training]); sections outside
+/// of them are for every stage. "{NAME}" in a text of a stage is the run folder of an earlier stage of this name.
+/// Overrides: --section.key=value for every stage, --NAME.section.key=value for one, --pipeline.folder=... for itself.
+/// Throws UsageError as Config::load.
+JobPipeline load_pipeline(const std::string& path, const std::vector<std::string>& overrides);
 
 }  // namespace troupe::apps

@@ -69,6 +69,12 @@ int run_job(const Job& job, const std::string& path, const std::vector<std::stri
     std::cout << job.describe(config).dump(2) << "\n";
     return 0;
   }
+  return play_job(job, config);
+}
+
+}  // namespace
+
+int play_job(const Job& job, const Config& config) {
   std::string folder;
   int code = 0;
   {
@@ -79,8 +85,6 @@ int run_job(const Job& job, const std::string& path, const std::vector<std::stri
   if (code == 0 && !folder.empty()) job.closing_words(folder);
   return code;
 }
-
-}  // namespace
 
 Job trainer_job(PretrainTopology (*build)(const Config&), std::function<void(const std::string&)> closing_words) {
   return {[build](const Config& config) { return describe(build(config)); },

@@ -21,6 +21,16 @@ struct Job {
 /// A job of the trainer alone, of the topology that `build` makes.
 Job trainer_job(PretrainTopology (*build)(const Config&), std::function<void(const std::string& folder)> closing_words);
 
+/// The jobs of the subcommands of the same names.
+Job rl_job();
+Job pretrain_job();
+Job sft_job();
+Job reward_model_job();
+Job dpo_job();
+
+/// Runs a configuration on the console and writes its report; the exit code.
+int play_job(const Job& job, const Config& config);
+
 /// Adds `troupe NAME CONFIG.toml [--section.key=value ...] [--dry-run] [--print-config]`.
 void add_job(CLI::App& app, Action& action, const std::string& name, const std::string& help, Job job);
 

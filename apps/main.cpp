@@ -47,6 +47,7 @@ int main(int argc, char** argv) {
   troupe::apps::add_sft(app, action);
   troupe::apps::add_reward_model(app, action);
   troupe::apps::add_dpo(app, action);
+  troupe::apps::add_pipeline(app, action);
   troupe::apps::add_replay(app, action);
   troupe::apps::add_worker(app, action);
   troupe::apps::add_generate(app, action);

@@ -5,12 +5,15 @@
 
 namespace troupe::apps {
 
+Job reward_model_job() {
+  return trainer_job(&build_reward_model_topology, [](const std::string& folder) {
+    log::info("curves:        ", folder, "/report.html");
+    log::info("the model:     ", folder, "/model, a sequence classification folder with one label");
+  });
+}
+
 void add_reward_model(CLI::App& app, Action& action) {
-  add_job(app, action, "reward-model", "train a model to score answers, from preferences",
-          trainer_job(&build_reward_model_topology, [](const std::string& folder) {
-            log::info("curves:        ", folder, "/report.html");
-            log::info("the model:     ", folder, "/model, a sequence classification folder with one label");
-          }));
+  add_job(app, action, "reward-model", "train a model to score answers, from preferences", reward_model_job());
 }
 
 }  // namespace troupe::apps

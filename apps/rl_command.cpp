@@ -45,15 +45,18 @@ void closing_words(const std::string& folder) {
 
 }  // namespace
 
+Job rl_job() {
+  return {[](const Config& config) { return describe(build_rl_topology(config)); },
+          [](const Config& config, RunObserver& observer) {
+            auto topology = build_rl_topology(config);
+            topology.observer = &observer;
+            return run_rl(topology);
+          },
+          closing_words};
+}
+
 void add_rl(CLI::App& app, Action& action) {
-  add_job(app, action, "rl", "train a model with reinforcement learning",
-          {[](const Config& config) { return describe(build_rl_topology(config)); },
-           [](const Config& config, RunObserver& observer) {
-             auto topology = build_rl_topology(config);
-             topology.observer = &observer;
-             return run_rl(topology);
-           },
-           closing_words});
+  add_job(app, action, "rl", "train a model with reinforcement learning", rl_job());
 }
 
 }  // namespace troupe::apps
