@@ -20,7 +20,8 @@ struct Setting {
   AlgorithmOptions algorithm;
   ToyOptions toy = {.vocab_size = 16};
   int num_steps = 40;
-  int lag = 0;  // versions that the sampler is behind
+  int lag = 0;       // versions that the sampler is behind
+  double noise = 0;  // of the sampler's weights, as a share of each tensor's spread
   double lr = 5e-3;
 };
 
@@ -30,6 +31,23 @@ Setting setting_of(const std::string& name) {
   complete_algorithm(setting.algorithm, setting.toy.completion_length);
   if (!needs_groups(setting.algorithm)) setting.toy = {.vocab_size = 16, .num_groups = 64, .num_samples = 1};
   return setting;
+}
+
+/// What a sampler of other kernels or of lower precision computes with, exaggerated: other numbers at each version.
+TensorMap perturbed(TensorMap weights, const Setting& setting, uint64_t seed) {
+  if (setting.noise == 0) return weights;
+  auto generator = at::detail::createCPUGenerator(seed);
+  for (auto& [name, tensor] : weights) {
+    if (tensor.dim() < 2) continue;
+    tensor = tensor + at::empty_like(tensor).normal_(0, 1, generator) * tensor.std() * setting.noise;
+  }
+  return weights;
+}
+
+/// One; in `make soak` three.
+std::vector<uint64_t> seeds() {
+  if (std::getenv("TROUPE_SOAK") != nullptr) return {1, 2, 3};
+  return {1};
 }
 
 /// Trains and returns the mean reward of the last five batches.
@@ -56,7 +74,8 @@ double learn(const Setting& setting, uint64_t seed = 1) {
     for (int step = 0; step < setting.num_steps; ++step) {
       versions.push_back(learner.gather_weights(at::kFloat));
       for (auto& [name, tensor] : versions.back()) tensor = tensor.clone();
-      decoder.bind_all(versions[versions.size() - 1 - static_cast<size_t>(std::min(setting.lag, step))]);
+      decoder.bind_all(perturbed(versions[versions.size() - 1 - static_cast<size_t>(std::min(setting.lag, step))],
+                                 setting, seed * 1000 + static_cast<uint64_t>(step)));
       const auto first_group = static_cast<uint64_t>(step * setting.toy.num_groups);
       auto batch = sample_groups(decoder, setting.toy, seed, first_group);
       if (needs_baseline_sample(setting.algorithm)) {
@@ -65,7 +84,10 @@ double learn(const Setting& setting, uint64_t seed = 1) {
         const auto baselines = sample_groups(decoder, greedy, seed, first_group);
         for (size_t s = 0; s < batch.size(); ++s) batch[s].baseline_reward = baselines[s].total_reward;
       }
-      if (step >= setting.num_steps - 5) last += mean_reward(batch) / 5;
+      if (step >= setting.num_steps - 5) {
+        if (setting.noise > 0) decoder.bind_all(versions.back());
+        last += mean_reward(setting.noise > 0 ? sample_groups(decoder, setting.toy, seed, first_group) : batch) / 5;
+      }
       if (critic != nullptr) {
         learner.add_reference_log_probs(batch);
         const auto values = critic->values(batch);
@@ -85,9 +107,13 @@ double learn(const Setting& setting, uint64_t seed = 1) {
 }  // namespace
 
 TEST_CASE("every algorithm learns the toy") {
-  for (const auto& name : known_algorithms()) {
-    CAPTURE(name);
-    CHECK(learn(setting_of(name)) > 0.8);
+  // A model of 16 thousand parameters; a random policy scores 0.25. The goal: 0.8 within 40 steps, from every seed.
+  for (const auto seed : seeds()) {
+    for (const auto& name : known_algorithms()) {
+      CAPTURE(name);
+      CAPTURE(seed);
+      CHECK(learn(setting_of(name), seed) > 0.8);
+    }
   }
 }
 
