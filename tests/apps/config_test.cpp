@@ -275,3 +275,8 @@ TEST_CASE("B032 a model's generation_config.json gives its end ids and no sampli
   CHECK(stop_token_ids(model.config(), model.tokenizer.get()) == ends);
   fs::remove_all(folder);
 }
+
+TEST_CASE("letters outside of quotes are an error, not what the reader holds for impossible") {
+  for (const char* text : {"ru\xcf\x9dz = 1\n", "caf\xc3\xa9 = 1\n", "[tr\xc3\xa4ning]\n", "a = \xcf\x9d\n"})
+    CHECK_THROWS_AS(Config::from_text(text, "letters.toml", {}), UsageError);
+}
