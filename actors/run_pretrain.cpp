@@ -187,15 +187,10 @@ int run_pretrain(const PretrainTopology& topology) {
   feed.validation_interval = topology.validation_interval;
   feed.validate = data.validation.batch != nullptr;
   feed.recorder = recorder;
-  TrainerSetup trainer;
-  trainer.num_ranks = topology.mesh.num_ranks();
-  trainer.make_work = [shard](int rank) { return make_learner_shard(rank, shard); };
-  trainer.trace = trace;
-  trainer.observer = observer;
+  auto trainer = trainer_setup(topology.mesh, shard, trace, observer, limit);
   trainer.first_step = first_step;
   trainer.write_model = topology.checkpoint.last_save_in_hf;
   trainer.validation = data.validation;
-  trainer.limit = limit;
   cast_data_and_trainer(cast, std::move(feed), std::move(trainer));
   return play_and_finish(std::move(cast), play_options(topology.limits, topology.handle_signals), recorder, trace,
                          topology.run.folder, topology.metrics.enable_trace);

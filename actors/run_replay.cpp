@@ -33,12 +33,7 @@ int run_replay(const RlTopology& topology, const std::string& recorded, int64_t 
   feed.feed.cursor = [] { return TextCursor(); };
   feed.num_steps = until_step;
   feed.recorder = recorder;
-  TrainerSetup trainer;
-  trainer.num_ranks = topology.mesh.num_ranks();
-  trainer.make_work = [shard](int rank) { return make_learner_shard(rank, shard); };
-  trainer.trace = trace;
-  trainer.observer = observer;
-  trainer.limit = limit;
+  auto trainer = trainer_setup(topology.mesh, shard, trace, observer, limit);
   cast_data_and_trainer(cast, std::move(feed), std::move(trainer));
   const auto code = play(std::move(cast), play_options(topology.limits, topology.handle_signals));
   recorder->sync();

@@ -233,14 +233,9 @@ int run_rl(const RlTopology& topology) {
     ranks.initial_weights = initial_weights;
     ranks.record_batches = topology.run.record_batches;
     ranks.first_step = state.step;
-    TrainerSetup setup;
-    setup.num_ranks = topology.mesh.num_ranks();
-    setup.make_work = [ranks](int rank) { return make_learner_shard(rank, ranks); };
-    setup.trace = trace;
-    setup.observer = observer;
+    auto setup = trainer_setup(topology.mesh, ranks, trace, observer, limit);
     setup.first_step = state.step;
     setup.write_model = topology.checkpoint.last_save_in_hf;
-    setup.limit = limit;
     return spawn_trainer(system, std::move(source), std::move(control), std::move(supervisor), std::move(setup));
   };
   auto options = play_options(topology.limits, topology.handle_signals);

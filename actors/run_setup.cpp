@@ -98,6 +98,17 @@ PlayOptions play_options(const LimitOptions& limits, bool handle_signals) {
   return options;
 }
 
+TrainerSetup trainer_setup(const MeshDegrees& mesh, LearnerShardSetup shard, std::shared_ptr<Trace> trace,
+                           std::shared_ptr<ObserverGate> observer, std::chrono::milliseconds limit) {
+  TrainerSetup trainer;
+  trainer.num_ranks = mesh.num_ranks();
+  trainer.make_work = [shard = std::move(shard)](int rank) { return make_learner_shard(rank, shard); };
+  trainer.trace = std::move(trace);
+  trainer.observer = std::move(observer);
+  trainer.limit = limit;
+  return trainer;
+}
+
 void cast_data_and_trainer(CastList& cast, DataSetup data, TrainerSetup trainer) {
   cast.start_data = [data = std::move(data)](caf::actor_system& system) {
     const auto actor = spawn_data(system, data);

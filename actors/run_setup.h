@@ -30,6 +30,9 @@ RestartOptions restart_options(const LimitOptions& limits);
 /// Seconds to the duration that requests take.
 std::chrono::milliseconds milliseconds_of(double seconds);
 PlayOptions play_options(const LimitOptions& limits, bool handle_signals);
+/// What the trainer of every run is given: ranks that each make a learner's shard, and who looks on.
+TrainerSetup trainer_setup(const MeshDegrees& mesh, LearnerShardSetup shard, std::shared_ptr<Trace> trace,
+                           std::shared_ptr<ObserverGate> observer, std::chrono::milliseconds limit);
 /// The two actors of a run without generation: the data actor, batch source and run control in one, and the trainer.
 void cast_data_and_trainer(CastList& cast, DataSetup data, TrainerSetup trainer);
 /// Plays, then completes the run folder (records, trace.json where it is wanted) and tells the observer, also where the

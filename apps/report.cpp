@@ -73,6 +73,29 @@ json read_run(const std::filesystem::path& run_folder) {
           {"config", std::filesystem::exists(config_path) ? read_file(config_path) : ""}};
 }
 
+/// Of the metrics that tell how a run went, the first and the last value.
+std::vector<RunChange> changes_of(const json& records) {
+  std::map<std::string, std::vector<double>> values;
+  for (const auto& record : records)
+    for (const auto& [name, value] : record.items())
+      if (value.is_number()) values[name].push_back(value);
+  std::vector<RunChange> changes;
+  for (const auto& [name, series] : values) {
+    const bool is_mean = name == "kl/mean" || (name.starts_with("reward/") && name.ends_with("mean"));
+    const bool is_score = name == "validation/loss" || name == "validation/accuracy" || name == "evaluation/score" ||
+                          name.starts_with("evaluation/reward/");
+    if (!is_mean && !is_score) continue;
+    const auto count = is_mean ? std::min<size_t>(10, series.size()) : 1;
+    RunChange change{name};
+    for (size_t i = 0; i < count; ++i) {
+      change.first += series[i] / static_cast<double>(count);
+      change.last += series[series.size() - 1 - i] / static_cast<double>(count);
+    }
+    changes.push_back(change);
+  }
+  return changes;
+}
+
 /// `expression`: JavaScript whose value is a run's data.
 void write_page(const std::filesystem::path& path, const std::string& expression) {
   std::string page = kReportPage;
@@ -112,26 +135,7 @@ void write_report(const std::filesystem::path& run_folder) {
 
 std::vector<RunChange> summarize_run(const std::filesystem::path& folder) {
   int64_t num_unreadable = 0;
-  const auto records = read_lines(folder / "metrics.jsonl", num_unreadable);
-  std::map<std::string, std::vector<double>> values;
-  for (const auto& record : records)
-    for (const auto& [name, value] : record.items())
-      if (value.is_number()) values[name].push_back(value);
-  std::vector<RunChange> changes;
-  for (const auto& [name, series] : values) {
-    const bool is_mean = name == "kl/mean" || (name.starts_with("reward/") && name.ends_with("mean"));
-    const bool is_score = name == "validation/loss" || name == "validation/accuracy" || name == "evaluation/score" ||
-                          name.starts_with("evaluation/reward/");
-    if (!is_mean && !is_score) continue;
-    const auto count = is_mean ? std::min<size_t>(10, series.size()) : 1;
-    RunChange change{name};
-    for (size_t i = 0; i < count; ++i) {
-      change.first += series[i] / static_cast<double>(count);
-      change.last += series[series.size() - 1 - i] / static_cast<double>(count);
-    }
-    changes.push_back(change);
-  }
-  return changes;
+  return changes_of(read_lines(folder / "metrics.jsonl", num_unreadable));
 }
 
 void write_pipeline_report(const std::filesystem::path& folder, const std::string& name,
@@ -140,7 +144,8 @@ void write_pipeline_report(const std::filesystem::path& folder, const std::strin
   for (const auto& run : runs) {
     auto data = read_run(run);
     data["changes"] = json::array();
-    for (const auto& change : summarize_run(run)) data["changes"].push_back({change.metric, change.first, change.last});
+    for (const auto& change : changes_of(data["metrics"]))
+      data["changes"].push_back({change.metric, change.first, change.last});
     all["runs"].push_back(std::move(data));
   }
   write_page(folder / "report.html", concat(kPipelineScript, "(", script_safe(all), ")"));

@@ -40,17 +40,18 @@ RecomputeMode parse_recompute_mode(const std::string& mode) {
   throw UsageError(concat("activation_checkpoint.mode = \"", mode, "\": known are \"none\", \"selective\", \"full\""));
 }
 
+bool recomputes(RecomputeMode mode, int64_t unit, int64_t num_layers) {
+  if (unit < 1 || unit > num_layers) return false;
+  return mode == RecomputeMode::kFull || (mode == RecomputeMode::kSelective && unit % 2 == 0);
+}
+
 Tensor RecomputeRunner::run(int64_t unit, const Body& body, const Tensor& x) {
   // Without a gradient to come, or on an input that needs none (which autograd would not call back for), nothing is
   // kept.
-  if (!recomputes(unit) || !at::GradMode::is_enabled() || !x.requires_grad()) return inner_.run(unit, body, x);
+  if (!recomputes(mode_, unit, num_layers_) || !at::GradMode::is_enabled() || !x.requires_grad())
+    return inner_.run(unit, body, x);
   return inner_.run(
       unit, [body](const Tensor& input) { return RecomputeFunction::apply(input, body); }, x);
-}
-
-bool RecomputeRunner::recomputes(int64_t unit) const {
-  if (unit < 1 || unit > num_layers_) return false;
-  return mode_ == RecomputeMode::kFull || (mode_ == RecomputeMode::kSelective && unit % 2 == 0);
 }
 
 }  // namespace troupe

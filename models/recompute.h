@@ -11,6 +11,9 @@ enum class RecomputeMode { kNone, kSelective, kFull };
 /// Throws UsageError listing the known modes.
 RecomputeMode parse_recompute_mode(const std::string& mode);
 
+/// Whether `unit` of a network of so many layers runs again during backward.
+bool recomputes(RecomputeMode mode, int64_t unit, int64_t num_layers);
+
 /// Runs units through `inner` (which must outlive the backward pass); layers chosen by the mode give it a body that
 /// recomputes. The inner runner sees one call a unit, so a sharding runner gathers a unit once for recompute and
 /// backward. The gradients are bit for bit those without recompute. Embedding and final norm are never recomputed.
@@ -21,8 +24,6 @@ class RecomputeRunner : public UnitRunner {
   Tensor run(int64_t unit, const Body& body, const Tensor& x) override;
 
  private:
-  bool recomputes(int64_t unit) const;
-
   UnitRunner& inner_;
   RecomputeMode mode_;
   int64_t num_layers_;

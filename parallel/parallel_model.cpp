@@ -5,15 +5,11 @@
 
 namespace troupe {
 
-namespace {
-
 PlanOptions plan_options(const ModelConfig& config, const MeshDegrees& degrees, const ParallelOptions& options) {
   PlanOptions plan{options.sequence_parallel, {}};
   if (degrees.pipeline > 1) plan.stages = pipeline_stages(options.pipeline, degrees.pipeline, config.num_hidden_layers);
   return plan;
 }
-
-}  // namespace
 
 void check_parallel(const ModelConfig& config, const MeshDegrees& degrees, const ParallelOptions& options) {
   ParallelPlan(config, degrees, {}, plan_options(config, degrees, options));

@@ -29,6 +29,8 @@ struct ModelRow {
   PackedLayout layout;
 };
 
+/// How the network is cut into stages and between ranks. UsageError where there are too few layers.
+PlanOptions plan_options(const ModelConfig& config, const MeshDegrees& degrees, const ParallelOptions& options);
 /// Throws UsageError where the network cannot be laid over such a mesh; before anything is built.
 void check_parallel(const ModelConfig& config, const MeshDegrees& degrees, const ParallelOptions& options);
 

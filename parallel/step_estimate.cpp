@@ -12,12 +12,6 @@ namespace {
 constexpr int64_t kMasterBytes = 4;
 constexpr int64_t kNumHeadRows = 512;  // LogProbOptions::num_chunk_rows
 
-int64_t product(const std::vector<int64_t>& shape) {
-  int64_t numel = 1;
-  for (const auto size : shape) numel *= size;
-  return numel;
-}
-
 /// One rank's part of the step, counted.
 class Counter {
  public:
@@ -28,7 +22,7 @@ class Counter {
         options_(options),
         shape_(shape),
         device_(device),
-        plan_(config, degrees, place, layout_options(config, degrees, options)),
+        plan_(config, degrees, place, plan_options(config, degrees, options)),
         element_bytes_(static_cast<int64_t>(c10::elementSize(options.sharding.parameter_dtype))) {
     splits_tokens_ = degrees.tensor > 1 && options.sequence_parallel;
     const ContextTokens tokens(shape.tokens_per_microbatch, place.context, degrees.context,
@@ -52,9 +46,9 @@ class Counter {
     tensor_transfers();
     context_transfers();
     pipeline_transfers();
-    const Mesh mesh(degrees_);
+    const auto groups = own_groups();
     for (const auto& transfer : transfers_) {
-      const double seconds = transfer_seconds(mesh, transfer);
+      const double seconds = transfer_seconds(groups, transfer);
       const bool is_of_shards = transfer.group == "shards" || transfer.group == "replicas";
       (is_of_shards ? result.shard_transfer_s : result.other_transfer_s) += seconds;
     }
@@ -74,14 +68,6 @@ class Counter {
     bool is_tied = false;
   };
 
-  static PlanOptions layout_options(const ModelConfig& config, const MeshDegrees& degrees,
-                                    const ParallelOptions& options) {
-    PlanOptions plan{options.sequence_parallel, {}};
-    if (degrees.pipeline > 1)
-      plan.stages = pipeline_stages(options.pipeline, degrees.pipeline, config.num_hidden_layers);
-    return plan;
-  }
-
   int num_shards() const { return degrees_.shard * degrees_.context; }
   int64_t last_unit() const { return plan_.num_units() - 1; }
   bool has_unit(int64_t unit) const {
@@ -91,13 +77,10 @@ class Counter {
   int64_t layers_of(const PlanOptions::Stage& stage) const {
     return std::min(stage.end, last_unit()) - std::max<int64_t>(stage.begin, 1);
   }
-  bool recomputes(int64_t unit) const {
-    return options_.recompute == RecomputeMode::kFull ||
-           (options_.recompute == RecomputeMode::kSelective && unit % 2 == 0);
-  }
   int64_t num_recomputed_layers() const {
     int64_t count = 0;
-    for (int64_t unit = 1; unit < last_unit(); ++unit) count += has_unit(unit) && recomputes(unit) ? 1 : 0;
+    for (int64_t unit = 1; unit < last_unit(); ++unit)
+      count += has_unit(unit) && recomputes(options_.recompute, unit, config_.num_hidden_layers) ? 1 : 0;
     return count;
   }
 
@@ -108,8 +91,8 @@ class Counter {
     for (const auto& spec : plan_.whole_specs()) {
       if (spec.unit != index) continue;
       const auto part = plan_.part(spec);
-      unit.numel += product(part.box.size);
-      if (part.sums_over_tensor && degrees_.tensor > 1) unit.summed_numel += product(spec.shape);
+      unit.numel += c10::multiply_integers(part.box.size);
+      if (part.sums_over_tensor && degrees_.tensor > 1) unit.summed_numel += c10::multiply_integers(spec.shape);
       unit.is_tied = unit.is_tied || part.sums_over_tied;
     }
     unit.padded = (unit.numel + num_shards() - 1) / num_shards() * num_shards();
@@ -208,15 +191,22 @@ class Counter {
         rows * config_.hidden_size * element_bytes_);
   }
 
-  /// A ring: every rank passes all but its own part on; the devices of a node share its network.
-  double transfer_seconds(const Mesh& mesh, const Transfer& transfer) const {
-    const int rank = mesh.rank(plan_.place());
-    const auto groups = mesh.groups();
-    const auto group = std::find_if(groups.begin(), groups.end(), [&](const MeshGroup& candidate) {
-      return candidate.name == transfer.group &&
-             std::find(candidate.members.begin(), candidate.members.end(), rank) != candidate.members.end();
+  /// Those of the mesh's groups that this rank is in.
+  std::vector<MeshGroup> own_groups() const {
+    auto groups = Mesh(degrees_).groups();
+    const int rank = Mesh(degrees_).rank(plan_.place());
+    std::erase_if(groups, [rank](const MeshGroup& group) {
+      return std::find(group.members.begin(), group.members.end(), rank) == group.members.end();
     });
-    require(group != groups.end(), "no group ", transfer.group, " of rank ", rank);
+    return groups;
+  }
+
+  /// A ring: every rank passes all but its own part on; the devices of a node share its network.
+  double transfer_seconds(const std::vector<MeshGroup>& groups, const Transfer& transfer) const {
+    const auto group = std::find_if(groups.begin(), groups.end(),
+                                    [&](const MeshGroup& candidate) { return candidate.name == transfer.group; });
+    require(group != groups.end(), "no group ", transfer.group, " of this rank");
+    const int rank = Mesh(degrees_).rank(plan_.place());
     const auto node = [&](int member) { return member / device_.devices_per_node; };
     const auto n = static_cast<double>(group->members.size());
     const auto in_node = std::count_if(group->members.begin(), group->members.end(),
@@ -236,7 +226,7 @@ class Counter {
     double parameters = 0;
     for (const auto& spec : plan_.whole_specs()) {
       if (spec.shape.size() < 2 || spec.unit == 0 || spec.unit == last_unit() || !has_unit(spec.unit)) continue;
-      parameters += static_cast<double>(product(plan_.part(spec).box.size));
+      parameters += static_cast<double>(c10::multiply_integers(plan_.part(spec).box.size));
     }
     const double tokens = static_cast<double>(shape_.tokens_per_microbatch) / degrees_.context;
     const double pairs =
