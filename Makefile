@@ -6,7 +6,7 @@ export CCACHE_SLOPPINESS := pch_defines,time_macros
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
-.PHONY: help deps build run pretrain test lint format soak bench cuda install clean
+.PHONY: help deps build run pretrain test lint format soak soak-faults bench cuda install clean
 
 help:
 	@echo "make run      install, build and train SmolLM2-135M on additions with reinforcement learning (10 minutes)"
@@ -14,7 +14,7 @@ help:
 	@echo "make build    $(BUILD)/bin/troupe and $(BUILD)/bin/troupe-tests"
 	@echo "make pretrain train a small model on Shakespeare from scratch"
 	@echo "make bench    speed of decoding, a training step and a GRPO step; bench/run --peers: beside transformers, TRL, llama.cpp"
-	@echo "make soak     what is too long for CI"
+	@echo "make soak     what is too long for CI                          make soak-faults   200 random kills"
 	@echo "make lint     format, rooms, clang-tidy                        make cuda   build with CUDA kernels and NCCL"
 
 deps:
@@ -39,6 +39,10 @@ lint:
 
 format:
 	@scripts/format-check --fix
+
+# FAULTS kills of workers, of the run and of both, over a run with two worker processes.
+soak-faults: build
+	@python3 tests/soak/faults.py $(BUILD)/bin/troupe --kills $(or $(FAULTS),200)
 
 soak: build
 	@scripts/soak $(BUILD)

@@ -40,7 +40,13 @@ class BufferState {
           if (waiting_.pending()) waiting_.deliver(caf::make_error(ec::interrupted));
           waiting_ = {};
         },
-        [this](atom::status) { return buffer_->describe(); },
+        [this](atom::status) {
+          return nlohmann::json{{"text", buffer_->describe()},
+                                {"complete", buffer_->num_waiting()},
+                                {"in_flight", buffer_->num_in_flight()},
+                                {"num_duplicates", buffer_->num_duplicates()}}
+              .dump();
+        },
     };
   }
 

@@ -40,7 +40,12 @@ class DataState {
           return decide(false, false);
         },
         [this](atom::interrupt) { interrupted_ = true; },
-        [this](atom::status) { return concat("data: ", step_, " of ", setup_.num_steps, " steps trained"); },
+        [this](atom::status) {
+          return nlohmann::json{{"text", concat("data: ", step_, " of ", setup_.num_steps, " steps trained")},
+                                {"step", step_},
+                                {"steps", setup_.num_steps}}
+              .dump();
+        },
         [this](atom::batch, int64_t step) { return batch(step); },
     };
   }

@@ -42,26 +42,32 @@ class DirectorState {
           arrive(worker, credit, version, handle);
         },
         [this](atom::applied, int32_t worker, int64_t version) {
+          const Busy busy(busy_s_);
           touch(worker);
           work_->acknowledge(worker, version);
           pump();
         },
         [this](atom::generated, const SampleReport& report) {
+          const Busy busy(busy_s_);
           touch(report.worker);
           work_->generated(report.worker, report.sample_id, report.attempt);
           pump();
         },
         [this](atom::failed, const SampleReport& report) { failed(report); },
         [this](atom::finished, uint64_t sample_id) {
+          const Busy busy(busy_s_);
           work_->finished(sample_id);
           num_failed_groups_ = 0;
         },
         [this](atom::dropped, const GroupDrop& drop) { dropped(drop); },
         [this](atom::batch, int64_t step, const std::string& summary) {
+          const Busy busy(busy_s_);
           summaries_[step] = nlohmann::json::parse(summary);
         },
         [this](atom::progress, const WorkerStatus& status) {
+          const Busy busy(busy_s_);
           touch(status.worker);
+          if (const auto found = workers_.find(status.worker); found != workers_.end()) found->second.status = status;
           setup_.recorder->status(status);
         },
         [this](atom::leave, int32_t worker) {
@@ -79,11 +85,26 @@ class DirectorState {
   struct Worker {
     rollout_actor handle;
     Question::Time heard;
+    WorkerStatus status;
+  };
+  /// Adds the time of its life to the director's own.
+  class Busy {
+   public:
+    explicit Busy(double& sum_s) : sum_s_(sum_s), begin_(std::chrono::steady_clock::now()) {}
+    ~Busy() { sum_s_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
+    Busy(const Busy&) = delete;
+    Busy& operator=(const Busy&) = delete;
+
+   private:
+    double& sum_s_;
+    std::chrono::steady_clock::time_point begin_;
   };
   using Promise = caf::typed_response_promise<StepDecision>;
 
   /// Longest wait for words that only explain something else's time-out.
   static constexpr std::chrono::milliseconds kLastWords{2000};
+  /// Longest wait of a checkpoint for what workers hold: an engine step, and some more.
+  static constexpr std::chrono::milliseconds kSnapshotLimit{2000};
 
   Question::Time now() const { return self_->clock().now(); }
   std::string who() const { return concat("director, step ", state_.step + 1); }
@@ -97,14 +118,41 @@ class DirectorState {
           concat("; rollout ", worker, " was heard of ",
                  std::chrono::duration_cast<std::chrono::milliseconds>(now() - entry.heard).count() / 1000, " s ago");
     if (workers_.empty()) text += "; no rollout worker is here";
+    auto status = describe_now();
     const Question question(*self_, who(), "the buffer", "status");
     self_->request(buffer_, std::min(setup_.limit, kLastWords), atom::status_v)
         .then(
-            [promise, text](const std::string& buffer) mutable { promise.deliver(concat(text, "; buffer: ", buffer)); },
-            [this, promise, text, question](const caf::error& error) mutable {
-              promise.deliver(concat(text, "; ", question.failed(*self_, error)));
+            [promise, text, status](const std::string& answer) mutable {
+              auto buffer = nlohmann::json::parse(answer);
+              status["text"] = concat(text, "; buffer: ", buffer.at("text").get<std::string>());
+              status["buffer"] = std::move(buffer);
+              promise.deliver(status.dump());
+            },
+            [this, promise, text, status, question](const caf::error& error) mutable {
+              status["text"] = concat(text, "; ", question.failed(*self_, error));
+              promise.deliver(status.dump());
             });
     return promise;
+  }
+
+  nlohmann::json describe_now() const {
+    auto workers = nlohmann::json::array();
+    for (const auto& [seat, worker] : workers_)
+      workers.push_back({{"seat", seat},
+                         {"version", work_->version_of(seat)},
+                         {"num_samples", work_->num_at(seat)},
+                         {"heard_s_ago", std::chrono::duration<double>(now() - worker.heard).count()},
+                         {"decoded_tokens", worker.status.decoded_tokens},
+                         {"busy_s", worker.status.busy_s}});
+    return {{"step", state_.step},
+            {"steps", setup_.num_steps},
+            {"version", setup_.board->version()},
+            {"slots", {{"taken", slots_->num_live()}, {"all", slots_->capacity()}}},
+            {"samples_outstanding", work_->num_outstanding()},
+            {"samples_waiting", work_->num_waiting()},
+            {"num_reissued", work_->num_reissued()},
+            {"num_given_up", num_given_up_},
+            {"workers", std::move(workers)}};
   }
 
   void interrupt() {
@@ -126,6 +174,13 @@ class DirectorState {
       begin_group(admission, announce ? std::vector<uint64_t>() : known->second, announce);
     }
     slots_->set_next_index(std::max(slots_->next_index(), state_.next_index));
+    std::erase_if(setup_.unfinished, [this](const auto& entry) {
+      const auto group = group_of_sample(entry.first);
+      const auto known = setup_.finished.find(group);
+      return !slots_->is_live(group) ||
+             (known != setup_.finished.end() &&
+              std::find(known->second.begin(), known->second.end(), entry.first) != known->second.end());
+    });
     setup_.finished.clear();
   }
 
@@ -139,10 +194,22 @@ class DirectorState {
       const auto& prompt = prompts_.at(issue.group);
       const auto& handle = workers_.at(issue.worker).handle;
       if (work_->num_at(issue.worker) == static_cast<int64_t>(issue.sample_ids.size())) touch(issue.worker);
+      auto so_far = take_so_far(issue.sample_ids);
       caf::anon_send(handle, atom::work_v,
                      WorkOrder{issue.group, issue.min_version, prompt.tokens, prompt.metadata_json,
-                               std::move(issue.sample_ids), std::move(issue.attempts)});
+                               std::move(issue.sample_ids), std::move(issue.attempts), std::move(so_far)});
     }
+  }
+
+  /// Once: where the worker that goes on with them falls too, they begin anew.
+  std::vector<std::string> take_so_far(const std::vector<uint64_t>& sample_ids) {
+    std::vector<std::string> so_far;
+    if (setup_.unfinished.empty()) return so_far;
+    for (const auto id : sample_ids) {
+      const auto found = setup_.unfinished.extract(id);
+      so_far.push_back(found.empty() ? std::string() : std::move(found.mapped()));
+    }
+    return so_far;
   }
 
   /// `in_buffer`: the buffer has not heard of the group yet.
@@ -167,9 +234,12 @@ class DirectorState {
   void forget_group(uint64_t group) {
     work_->remove_group(group);
     prompts_.erase(group);
+    setup_.unfinished.erase(setup_.unfinished.lower_bound(make_sample_id(group, 0)),
+                            setup_.unfinished.lower_bound(make_sample_id(group + 1, 0)));
   }
 
   void failed(const SampleReport& report) {
+    const Busy busy(busy_s_);
     touch(report.worker);
     work_->generated(report.worker, report.sample_id, report.attempt);
     work_->failed(report.sample_id, report.attempt, report.failure);
@@ -186,6 +256,7 @@ class DirectorState {
   }
 
   void dropped(const GroupDrop& drop) {
+    const Busy busy(busy_s_);
     slots_->drop(drop.group, drop.reason);
     forget_group(drop.group);
     setup_.recorder->dropped(drop);
@@ -206,8 +277,9 @@ class DirectorState {
   // -- workers -------------------------------------------------------------------------------------------------------
 
   void arrive(int32_t worker, int32_t credit, int64_t version, const caf::strong_actor_ptr& handle) {
+    const Busy busy(busy_s_);
     if (workers_.contains(worker)) lose(worker, "was replaced");
-    workers_[worker] = {caf::actor_cast<rollout_actor>(handle), now()};
+    workers_[worker] = {caf::actor_cast<rollout_actor>(handle), now(), {}};
     self_->monitor(workers_[worker].handle);
     work_->join(worker, credit, version);
     // Published between the worker's look at the board and now.
@@ -304,6 +376,7 @@ class DirectorState {
   }
 
   caf::result<StepDecision> trained(const StepReport& report) {
+    const Busy busy(busy_s_);
     auto promise = self_->template make_response_promise<StepDecision>();
     slots_->train(report.groups, report.version);
     for (const auto group : report.groups) forget_group(group);
@@ -337,6 +410,7 @@ class DirectorState {
     metrics["messages/num_failed_questions"] = num_failed_questions();
     for (const auto& [reason, count] : slots_->dropped()) metrics["rollout_buffer/dropped/" + reason] = count;
     metrics["timing/weight_sync/most_snapshots"] = setup_.board->most_alive();
+    metrics["timing/director(s)"] = busy_s_ - std::exchange(recorded_busy_s_, busy_s_);
     setup_.recorder->step(report.step, std::move(metrics), summary.is_object() ? summary["journal"] : nlohmann::json(),
                           summary.is_object() ? summary["samples"] : nlohmann::json::array());
   }
@@ -389,10 +463,57 @@ class DirectorState {
       promise.deliver(decision);
       return;
     }
+    // Workers first: what they finish meanwhile is in the buffer then, and what stands in both is done.
+    ask_unfinished([this, promise, decision](UnfinishedSamples unfinished) mutable {
+      add_snapshot(promise, decision, std::move(unfinished));
+    });
+  }
+
+  /// Whoever does not answer in time has nothing to add: its samples begin anew in a resumed run.
+  void ask_unfinished(std::function<void(UnfinishedSamples)> next) {
+    struct Gather {
+      size_t num_missing = 0;
+      UnfinishedSamples samples;
+      std::function<void(UnfinishedSamples)> next;
+      void one_less() {
+        if (--num_missing == 0) next(std::move(samples));
+      }
+    };
+    auto gather = std::make_shared<Gather>();
+    gather->next = std::move(next);
+    gather->num_missing = 1;
+    // Not given out again yet: as they were in the checkpoint that was resumed.
+    gather->samples = setup_.unfinished;
+    if (work_->num_outstanding() > 0) {
+      for (const auto& [worker, entry] : workers_) {
+        ++gather->num_missing;
+        const Question question(*self_, who(), concat("rollout ", worker), "unfinished samples for a checkpoint");
+        self_
+            ->request<caf::message_priority::high>(entry.handle, std::min(setup_.limit, kSnapshotLimit),
+                                                   atom::snapshot_v)
+            .then(
+                [worker = worker, gather](const Packed& packed) {
+                  try {
+                    gather->samples.merge(unpack_unfinished(packed.bytes));
+                  } catch (const Error& error) {
+                    log::warning("rollout ", worker, ": ", error.what());
+                  }
+                  gather->one_less();
+                },
+                [this, gather, question](const caf::error& error) {
+                  question.failed(*self_, error);
+                  gather->one_less();
+                });
+      }
+    }
+    gather->one_less();
+  }
+
+  void add_snapshot(Promise promise, StepDecision decision, UnfinishedSamples unfinished) {
     const Question question(*self_, who(), "the buffer", "snapshot for a checkpoint");
     self_->request(buffer_, setup_.limit, atom::snapshot_v)
         .then(
-            [this, promise, decision](const Packed& groups) mutable {
+            [this, promise, decision, unfinished = std::move(unfinished)](const Packed& groups) mutable {
               setup_.recorder->sync();
               state_.live = slots_->in_order();
               state_.next_index = slots_->next_index();
@@ -402,7 +523,7 @@ class DirectorState {
               state_.time_s = setup_.recorder->time_s();
               decision.save = true;
               decision.state_json = to_json(state_).dump();
-              decision.groups = groups;
+              decision.groups.bytes = join_groups(groups.bytes, unfinished);
               promise.deliver(decision);
             },
             [this, promise, question](const caf::error& error) mutable {
@@ -426,7 +547,8 @@ class DirectorState {
   std::function<void(bool best)> after_evaluation_;  // set while one is under way
   bool started_ = false, held_ = false, interrupted_ = false;
   int64_t num_given_up_ = 0;
-  int64_t num_failed_groups_ = 0;  // since a sample was finished
+  double busy_s_ = 0, recorded_busy_s_ = 0;  // of this actor's own work
+  int64_t num_failed_groups_ = 0;            // since a sample was finished
 };
 
 }  // namespace

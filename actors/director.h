@@ -7,6 +7,7 @@
 #include "actors/admission.h"
 #include "actors/interfaces.h"
 #include "actors/run_recorder.h"
+#include "actors/unfinished.h"
 #include "actors/weight_board.h"
 #include "actors/work_ledger.h"
 
@@ -52,7 +53,8 @@ struct DirectorSetup {
   bool keep_best = false;
   RunState state;  // where to begin
   std::map<uint64_t, std::vector<uint64_t>>
-      finished;  // resumed groups: their samples that are done (or given up) already
+      finished;                  // resumed groups: their samples that are done (or given up) already
+  UnfinishedSamples unfinished;  // of the resumed run's workers: what was made of samples that are not done
   PromptEncoder encode;
   std::shared_ptr<WeightBoard> board;
   std::shared_ptr<RunRecorder> recorder;

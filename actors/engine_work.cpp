@@ -24,8 +24,11 @@ class EngineWork : public RolloutWork {
   void add(const WorkOrder& order, size_t index) override {
     const auto id = order.sample_ids[index];
     const bool is_baseline = static_cast<int64_t>(id % kSamplesPerGroupLimit) == baseline_index_;
-    engine_.add(
-        {id, order.attempts[index], order.prompt_tokens, is_baseline ? greedy_ : sampling_, order.metadata_json});
+    GenerationRequest request{id, order.attempts[index], order.prompt_tokens, is_baseline ? greedy_ : sampling_,
+                              order.metadata_json};
+    if (index < order.so_far.size() && !order.so_far[index].empty())
+      request.so_far = unpack_trajectory(std::as_bytes(std::span(order.so_far[index])));
+    engine_.add(std::move(request));
   }
   std::vector<Trajectory> step() override {
     const c10::InferenceMode inference;
@@ -33,6 +36,7 @@ class EngineWork : public RolloutWork {
   }
   bool idle() const override { return engine_.idle(); }
   EngineMetrics metrics() const override { return engine_.metrics(); }
+  std::vector<Trajectory> unfinished() const override { return engine_.unfinished(); }
 
  private:
   std::shared_ptr<const ModelSource> model_;

@@ -36,6 +36,10 @@ class GateState {
           reward_ = reward;
           for (const auto& [address, guest] : guests_) caf::anon_send(guest.handle, atom::arrive_v, reward_);
         },
+        [this](atom::overdue, int32_t seat, const std::string& why) {
+          for (const auto& [address, guest] : guests_)
+            if (guest.seat == seat) caf::anon_send(guest.handle, atom::overdue_v, why);
+        },
         [this](atom::next) { say_closed(); },
     };
   }
@@ -43,8 +47,9 @@ class GateState {
  private:
   struct Guest {
     guest_actor handle;
-    std::string name, ticket;
+    std::string role, name, ticket;  // ticket: "" where no weights are wanted
     int32_t seat = 0;
+    std::string seat_text() const { return concat(role, " ", seat); }
   };
 
   caf::actor_addr sender() const { return caf::actor_cast<caf::actor_addr>(self_->current_sender()); }
@@ -59,21 +64,26 @@ class GateState {
       return answer;
     }
     forget(sender());  // it joins anew
-    Guest guest{caf::actor_cast<guest_actor>(who), printable(hello.name), setup_.publisher->admit(), next_seat_++};
+    Guest guest{caf::actor_cast<guest_actor>(who), hello.role, printable(hello.name), {}, next_seat_++};
     self_->monitor(guest.handle);
     answer.seat = guest.seat;
-    answer.settings_json = to_json(setup_.settings).dump();
-    for (const auto& [file, content] : setup_.text_files) {
-      answer.file_names.push_back(file);
-      answer.file_contents.push_back(content);
+    if (hello.role == "reward") {
+      answer.settings_json = to_json(setup_.grader).dump();
+    } else {
+      answer.settings_json = to_json(setup_.settings).dump();
+      for (const auto& [file, content] : setup_.text_files) {
+        answer.file_names.push_back(file);
+        answer.file_contents.push_back(content);
+      }
+      guest.ticket = setup_.publisher->admit();
+      answer.ticket = guest.ticket;
+      answer.weights_port = static_cast<uint16_t>(setup_.publisher->port());
     }
-    answer.ticket = guest.ticket;
-    answer.weights_port = static_cast<uint16_t>(setup_.publisher->port());
     answer.director = caf::actor_cast<caf::strong_actor_ptr>(director_);
     answer.reward = reward_;
-    setup_.observer->say(concat("rollout ", guest.seat, " joins: ", guest.name, ", ", hello.threads, " threads"));
+    setup_.observer->say(concat(guest.seat_text(), " joins: ", guest.name, ", ", hello.threads, " threads"));
     guests_[sender()] = std::move(guest);
-    *setup_.num_joined = static_cast<int>(guests_.size());
+    count();
     return answer;
   }
 
@@ -81,8 +91,8 @@ class GateState {
   int32_t leave(int32_t seat) {
     const auto found = guests_.find(sender());
     if (found == guests_.end() || found->second.seat != seat) return 0;
-    setup_.observer->say(concat("rollout ", seat, " leaves: ", found->second.name));
-    caf::anon_send(director_, atom::leave_v, int32_t{seat});
+    setup_.observer->say(concat(found->second.seat_text(), " leaves: ", found->second.name));
+    if (found->second.role == "rollout") caf::anon_send(director_, atom::leave_v, int32_t{seat});
     forget(sender());
     return 1;
   }
@@ -91,7 +101,7 @@ class GateState {
     const auto found = guests_.find(down.source);
     if (found == guests_.end()) return;
     if (!closing_.pending())
-      setup_.observer->say(concat("rollout ", found->second.seat, " is lost: ", found->second.name, ": ",
+      setup_.observer->say(concat(found->second.seat_text(), " is lost: ", found->second.name, ": ",
                                   describe_error(down.reason, self_->system())));
     forget(down.source);
   }
@@ -99,10 +109,15 @@ class GateState {
   void forget(const caf::actor_addr& address) {
     const auto found = guests_.find(address);
     if (found == guests_.end()) return;
-    setup_.publisher->revoke(found->second.ticket);
+    if (!found->second.ticket.empty()) setup_.publisher->revoke(found->second.ticket);
     guests_.erase(found);
-    *setup_.num_joined = static_cast<int>(guests_.size());
+    count();
     if (guests_.empty()) say_closed();
+  }
+
+  void count() {
+    *setup_.num_joined = static_cast<int>(std::count_if(
+        guests_.begin(), guests_.end(), [](const auto& entry) { return entry.second.role == "rollout"; }));
   }
 
   caf::result<int32_t> close(const std::string& how) {

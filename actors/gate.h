@@ -19,10 +19,11 @@ namespace troupe {
 struct GateSetup {
   JoinRules rules;
   WorkerSettings settings;
+  GraderSettings grader;                          // for workers of role "reward", where the rules take them
   std::map<std::string, std::string> text_files;  // of the tokenizer
   std::shared_ptr<WeightPublisher> publisher;
   std::shared_ptr<ObserverGate> observer;
-  std::shared_ptr<std::atomic<int>> num_joined;  // workers that are here now
+  std::shared_ptr<std::atomic<int>> num_joined;  // rollout workers that are here now
   int32_t first_seat = 0;                        // those below belong to the run's own workers
   std::string bind = "127.0.0.1";
   int port = 0;  // 0: any

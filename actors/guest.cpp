@@ -4,6 +4,7 @@
 
 #include "actors/engine_work.h"
 #include "actors/question.h"
+#include "actors/reward.h"
 #include "actors/weight_subscriber.h"
 #include "base/error.h"
 
@@ -41,8 +42,11 @@ class GuestState {
         },
         [this](atom::arrive, const caf::strong_actor_ptr& reward) {
           if (rollout_) caf::anon_send(rollout_, atom::arrive_v, reward);
+          if (grader_) introduce_grader(reward);
         },
+        [this](atom::overdue, const std::string& why) { overdue(why); },
         [this](atom::interrupt) { interrupt(); },
+        [this](atom::overdue, int32_t seat) { give_up(seat); },
         [this](atom::next) { try_joining(); },
     };
   }
@@ -53,7 +57,7 @@ class GuestState {
   void begin_joining() { deadline_ = self_->clock().now() + milliseconds(setup_.options.retry_s); }
 
   void try_joining() {
-    if (has_ended_ || rollout_) return;
+    if (has_ended_ || is_at_work()) return;
     const auto middleman = self_->system().middleman().actor_handle();
     self_
         ->request(middleman, kConnectLimit, caf::connect_atom::value, setup_.options.host,
@@ -82,17 +86,24 @@ class GuestState {
     self_
         ->request(door, kHelloLimit, atom::hello_v,
                   Hello{kJoinProtocol, TROUPE_VERSION, setup_.options.token, setup_.name, setup_.model,
-                        setup_.options.heartbeat_s, threads})
+                        setup_.options.heartbeat_s, threads, setup_.options.role})
         .then(
             [this, door](const Welcome& welcome) {
-              if (has_ended_ || rollout_) return;
+              if (has_ended_ || is_at_work()) return;
               if (!welcome.refusal.empty()) {
                 end(1, concat("the run at ", where(), " refused this worker: ", welcome.refusal));
                 return;
               }
               door_ = door;
               try {
-                begin_work(welcome);
+                seat_ = welcome.seat;
+                if (setup_.options.role == "reward")
+                  begin_grading(welcome);
+                else
+                  begin_work(welcome);
+                director_ = caf::actor_cast<caf::actor_addr>(welcome.director);
+                self_->monitor(caf::actor_cast<caf::actor>(welcome.director));
+                log::info("joined the run ", run_, " at ", where(), " as ", seat_text());
               } catch (const std::exception& error) {
                 end(1, concat("the run at ", where(), " cannot be served: ", error.what()));
               }
@@ -113,12 +124,13 @@ class GuestState {
     const auto dtype = compute_dtype(settings.dtype);
     const auto limit = milliseconds(settings.score_limit_s);
     run_ = settings.run;
-    seat_ = welcome.seat;
 
     RolloutSetup rollout;
-    rollout.make_work = [=](int) {
-      return make_engine_work(model, engine, settings.sampling, settings.baseline_index, settings.turns);
+    rollout.make_work = [=, make = setup_.make_work](int worker) {
+      return make ? make(worker)
+                  : make_engine_work(model, engine, settings.sampling, settings.baseline_index, settings.turns);
     };
+    patience_ = milliseconds(settings.lost_after_s);
     rollout.board = board;
     rollout.trace = trace_;
     rollout.credit = settings.credit;
@@ -126,8 +138,6 @@ class GuestState {
     rollout_ = spawn_rollout(self_->system(), seat_, caf::actor_cast<director_actor>(welcome.director),
                              caf::actor_cast<reward_actor>(welcome.reward), std::move(rollout));
     self_->monitor(rollout_);
-    director_ = caf::actor_cast<caf::actor_addr>(welcome.director);
-    self_->monitor(caf::actor_cast<caf::actor>(welcome.director));
 
     WeightSubscriberOptions weights;
     weights.endpoint = concat("tcp://", setup_.options.host, ":", welcome.weights_port);
@@ -142,23 +152,50 @@ class GuestState {
       caf::anon_send<caf::message_priority::high>(rollout, atom::weights_v, int64_t{snapshot.version});
     };
     weights_ = std::make_unique<WeightSubscriber>(model->config(), std::move(weights));
-    log::info("joined the run ", run_, " at ", where(), " as rollout ", seat_);
+  }
+
+  bool is_at_work() const { return rollout_ || grader_; }
+  std::string seat_text() const { return concat(setup_.options.role, " ", seat_); }
+  caf::strong_actor_ptr worker() const {
+    return rollout_ ? caf::actor_cast<caf::strong_actor_ptr>(rollout_)
+                    : caf::actor_cast<caf::strong_actor_ptr>(grader_);
+  }
+
+  void begin_grading(const Welcome& welcome) {
+    const auto settings = parse_grader_settings(nlohmann::json::parse(welcome.settings_json));
+    run_ = settings.run;
+    patience_ = milliseconds(settings.lost_after_s);
+    for (const auto& reward : settings.rewards) make_reward_function(reward);  // wrong settings are found here
+    grader_ = spawn_grader(self_->system(),
+                           {[rewards = settings.rewards] {
+                              const auto rules = std::make_shared<RewardSet>(rewards);
+                              return ScoreFunction([rules](Trajectory& trajectory) { rules->score(trajectory); });
+                            },
+                            trace_, true});
+    self_->monitor(grader_);
+    introduce_grader(welcome.reward);
+  }
+
+  void introduce_grader(const caf::strong_actor_ptr& pool) {
+    caf::anon_send(caf::actor_cast<reward_pool_actor>(pool), atom::arrive_v,
+                   caf::actor_cast<caf::strong_actor_ptr>(grader_));
   }
 
   /// Its thread may be in the middle of a step; nobody waits for it.
   void end_work() {
     weights_.reset();
-    if (rollout_) {
-      self_->demonitor(rollout_.address());
-      caf::anon_send_exit(rollout_, caf::exit_reason::user_shutdown);
+    if (const auto who = worker()) {
+      self_->demonitor(caf::actor_cast<caf::actor_addr>(who));
+      caf::anon_send_exit(caf::actor_cast<caf::actor>(who), caf::exit_reason::user_shutdown);
     }
     rollout_ = rollout_actor();
+    grader_ = grader_actor();
     director_ = {};
     door_ = door_actor();
   }
 
   void fell(const caf::down_msg& down) {
-    if (has_ended_ || !rollout_) return;
+    if (has_ended_ || !is_at_work()) return;
     const auto cause = describe_error(down.reason, self_->system());
     if (down.source == director_) {
       log::warning("the run ", run_, " at ", where(), " is lost (", cause, "); trying to join again for ",
@@ -166,21 +203,37 @@ class GuestState {
       end_work();
       begin_joining();
       self_->delayed_send(self_, kBetweenTries, atom::next_v);
-    } else if (down.source == rollout_.address()) {
+    } else if (down.source == caf::actor_cast<caf::actor_addr>(worker())) {
       const auto pause = restarts_->next_pause(self_->clock().now());
       if (!pause) {
-        end(1, concat("rollout ", seat_, " fell ", restarts_->num_restarts() + 1, " times: ", cause));
+        end(1, concat(seat_text(), " fell ", restarts_->num_restarts() + 1, " times: ", cause));
         return;
       }
-      log::warning("rollout ", seat_, " fell: ", cause, "; joining again in ", pause->count(), " ms");
+      log::warning(seat_text(), " fell: ", cause, "; joining again in ", pause->count(), " ms");
       end_work();
       begin_joining();
       self_->delayed_send(self_, *pause, atom::next_v);
     }
   }
 
+  /// A rollout actor that is only slow hears it, falls and joins anew. One whose engine hangs never looks up again, and
+  /// what it holds of the machine goes with the process alone.
+  void overdue(const std::string& why) {
+    if (has_ended_ || !is_at_work()) return;
+    why_overdue_ = why;
+    log::warning(seat_text(), " is overdue: ", why);
+    caf::anon_send_exit(caf::actor_cast<caf::actor>(worker()), caf::exit_reason::kill);
+    self_->delayed_send(self_, patience_, atom::overdue_v, int32_t{seat_});
+  }
+
+  void give_up(int32_t seat) {
+    if (!is_at_work() || seat != seat_) return;
+    end(1, concat(seat_text(), " hangs: it ", why_overdue_, ", and did not end within ", patience_.count() / 1000.0,
+                  " s"));
+  }
+
   void interrupt() {
-    if (!rollout_) {
+    if (!is_at_work()) {
       end(130, "");
       return;
     }
@@ -215,9 +268,12 @@ class GuestState {
   Question::Time deadline_{};
   std::string run_;
   int32_t seat_ = -1;
+  Milliseconds patience_{0};
+  std::string why_overdue_;
   door_actor door_;
   caf::actor_addr director_;
-  rollout_actor rollout_;  // set while at work
+  rollout_actor rollout_;  // set while at work, as is the grader of role "reward"
+  grader_actor grader_;
   std::unique_ptr<WeightSubscriber> weights_;
   bool has_ended_ = false;
   int32_t code_ = 1;

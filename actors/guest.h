@@ -10,6 +10,7 @@
 
 #include "actors/interfaces.h"
 #include "actors/restart_policy.h"
+#include "actors/rollout.h"
 #include "actors/worker.h"
 
 namespace troupe {
@@ -19,6 +20,7 @@ struct GuestSetup {
   std::string model;  // fingerprint that the run's model must have, or ""
   std::string name;   // "host:process"
   RestartOptions restarts;
+  RolloutWorkFactory make_work = nullptr;  // in the place of the engine, for tests
 };
 
 guest_actor spawn_guest(caf::actor_system& system, GuestSetup setup);

@@ -31,7 +31,7 @@ using run_control_actor = caf::typed_actor<
     caf::replies_to<atom::validate, std::string>::with<StepDecision>,
     // The user wants to stop: leads to a decision {save, stop, interrupted} at the next edge.
     caf::reacts_to<atom::interrupt>,
-    // Text for a stall report: who waits for what.
+    // What it holds and whom it waits for, as JSON; "text" of it for people.
     caf::replies_to<atom::status>::with<std::string>>;
 
 /// Director: data cursor, slots, outstanding work, versions, journal and metrics.
@@ -73,13 +73,25 @@ using buffer_actor = batch_source_actor::extend<
     caf::replies_to<atom::snapshot>::with<Packed>,
     // The run is being stopped: a waiting batch request, and any later one, is answered with ec::interrupted.
     caf::reacts_to<atom::interrupt>,
-    // Text for a stall report.
+    // What it holds, as JSON; "text" of it for people.
     caf::replies_to<atom::status>::with<std::string>>;
 
 /// Reward: scores samples and hands them to the buffer.
 using reward_actor = caf::typed_actor<
     // Answers with the buffer's answer (PutResult) once the buffer has the sample.
     caf::replies_to<atom::score, Packed>::with<int32_t>>;
+
+/// Reward where others grade: hands samples to graders of other processes, and what they say to the buffer.
+using reward_pool_actor = reward_actor::extend<
+    // A grader is ready. Told by its guest.
+    caf::reacts_to<atom::arrive, caf::strong_actor_ptr>,
+    // INTERNAL: looks whether anybody grades.
+    caf::reacts_to<atom::overdue>>;
+
+/// Grader: runs the rules, in a process of its own.
+using grader_actor = caf::typed_actor<
+    // Answers with the sample and its rewards.
+    caf::replies_to<atom::score, Packed>::with<Packed>>;
 
 /// Rollout worker: owns a generation engine. One engine step a message, so that urgent messages get in between.
 using rollout_actor = caf::typed_actor<
@@ -90,6 +102,8 @@ using rollout_actor = caf::typed_actor<
     caf::reacts_to<atom::weights, int64_t>,
     // The reward actor was replaced.
     caf::reacts_to<atom::arrive, caf::strong_actor_ptr>,
+    // What is here of samples that nobody else has, for a checkpoint (actors/unfinished.h).
+    caf::replies_to<atom::snapshot>::with<Packed>,
     // INTERNAL: one engine step.
     caf::reacts_to<atom::next>,
     // INTERNAL: asks again for the score of this sample.
@@ -133,6 +147,8 @@ using gate_actor = door_actor::extend<
     caf::replies_to<atom::ended, std::string>::with<int32_t>,
     // The reward actor was replaced.
     caf::reacts_to<atom::arrive, caf::strong_actor_ptr>,
+    // The worker in this seat holds work and makes no progress; why. Told to its guest.
+    caf::reacts_to<atom::overdue, int32_t, std::string>,
     // INTERNAL: the limit has come.
     caf::reacts_to<atom::next>>;
 
@@ -144,9 +160,18 @@ using guest_actor = caf::typed_actor<
     caf::reacts_to<atom::ended, std::string>,
     // The reward actor was replaced.
     caf::reacts_to<atom::arrive, caf::strong_actor_ptr>,
+    // The run has no patience with this worker any more; why. It joins anew, or ends where its engine hangs.
+    caf::reacts_to<atom::overdue, std::string>,
     // The user wants to stop.
     caf::reacts_to<atom::interrupt>,
+    // INTERNAL: patience with the rollout actor of this seat is at its end.
+    caf::reacts_to<atom::overdue, int32_t>,
     // INTERNAL: another try to join.
+    caf::reacts_to<atom::next>>;
+
+/// Reporter: keeps <run folder>/status.json up to date, for whoever looks on.
+using reporter_actor = caf::typed_actor<
+    // INTERNAL: the next look.
     caf::reacts_to<atom::next>>;
 
 /// Supervisor: starts everybody, restarts rollout and reward, ends the run.

@@ -29,7 +29,33 @@ std::string refusal(const Hello& hello, const JoinRules& rules) {
   if (hello.heartbeat_s * 2 > rules.lost_after_s)
     return concat("its heartbeat of ", hello.heartbeat_s,
                   " s is too slow for cluster.lost_after_s = ", rules.lost_after_s, " (--heartbeat-s)");
+  if (hello.role != "rollout" && hello.role != "reward") return concat("there is no role ", hello.role);
+  if (hello.role == "reward" && !rules.takes_rewards)
+    return "the run grades in its own process ([[topology.place]] role = \"reward\", where = \"remote\" is not set)";
   return "";
+}
+
+nlohmann::json to_json(const GraderSettings& settings) {
+  auto rewards = nlohmann::json::array();
+  for (const auto& reward : settings.rewards)
+    rewards.push_back({{"kind", reward.kind},
+                       {"name", reward.name},
+                       {"weight", reward.weight},
+                       {"timeout_s", reward.timeout_s},
+                       {"settings", reward.settings}});
+  return {{"run", settings.run}, {"rewards", std::move(rewards)}, {"lost_after_s", settings.lost_after_s}};
+}
+
+GraderSettings parse_grader_settings(const nlohmann::json& json) {
+  try {
+    GraderSettings settings{json.at("run"), {}, json.at("lost_after_s")};
+    for (const auto& reward : json.at("rewards"))
+      settings.rewards.push_back(
+          {reward.at("kind"), reward.at("name"), reward.at("weight"), reward.at("timeout_s"), reward.at("settings")});
+    return settings;
+  } catch (const nlohmann::json::exception& error) {
+    fail("welcome: ", error.what());
+  }
 }
 
 nlohmann::json to_json(const WorkerSettings& settings) {

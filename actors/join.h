@@ -12,11 +12,12 @@
 #include <string>
 #include <vector>
 
+#include "rollout/reward.h"
 #include "rollout/turns.h"
 
 namespace troupe {
 
-inline constexpr int32_t kJoinProtocol = 1;
+inline constexpr int32_t kJoinProtocol = 2;
 
 struct Hello {
   int32_t protocol = 0;
@@ -26,13 +27,14 @@ struct Hello {
   std::string model;  // fingerprint of the model that the worker insists on, or ""
   double heartbeat_s = 0;
   int32_t threads = 0;
+  std::string role = "rollout";  // or "reward"
   bool operator==(const Hello&) const = default;
 };
 
 struct Welcome {
   std::string refusal;  // why not; then nothing else is filled in
   int32_t seat = -1;
-  std::string settings_json;  // WorkerSettings
+  std::string settings_json;  // WorkerSettings, GraderSettings
   std::vector<std::string> file_names, file_contents;
   std::string ticket;  // of the weights
   uint16_t weights_port = 0;
@@ -43,7 +45,7 @@ struct Welcome {
 template <class Inspector>
 typename Inspector::result_type inspect(Inspector& f, Hello& x) {
   return f(caf::meta::type_name("troupe::Hello"), x.protocol, x.build, x.token, x.name, x.model, x.heartbeat_s,
-           x.threads);
+           x.threads, x.role);
 }
 template <class Inspector>
 typename Inspector::result_type inspect(Inspector& f, Welcome& x) {
@@ -57,6 +59,7 @@ struct JoinRules {
   std::string token;  // "": none is asked for
   std::string model;  // fingerprint
   double lost_after_s = 10;
+  bool takes_rewards = false;  // the rules run in workers of role "reward"
 };
 /// Why the worker is not let in, or "". Tokens are compared in a time that does not depend on where they differ.
 std::string refusal(const Hello& hello, const JoinRules& rules);
@@ -76,5 +79,15 @@ struct WorkerSettings {
 nlohmann::json to_json(const WorkerSettings& settings);
 /// Throws Error naming the field that is missing or wrong.
 WorkerSettings parse_worker_settings(const nlohmann::json& json);
+
+/// What a worker of role "reward" grades by: the run's own rules. Files that they name are read where the worker is.
+struct GraderSettings {
+  std::string run;
+  std::vector<RewardOptions> rewards;
+  double lost_after_s = 10;
+};
+nlohmann::json to_json(const GraderSettings& settings);
+/// Throws Error naming the field that is missing or wrong.
+GraderSettings parse_grader_settings(const nlohmann::json& json);
 
 }  // namespace troupe

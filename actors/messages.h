@@ -31,6 +31,8 @@ struct WorkOrder {
   std::string metadata_json;
   std::vector<uint64_t> sample_ids;
   std::vector<uint32_t> attempts;
+  /// Empty, or one a sample: "", or what was made of it before the run was resumed (actors/unfinished.h).
+  std::vector<std::string> so_far;
   bool operator==(const WorkOrder&) const = default;
 };
 
@@ -90,7 +92,7 @@ struct StepDecision {
   bool stop = false;
   bool interrupted = false;
   std::string state_json;  // of the director, for the checkpoint
-  Packed groups;           // of the buffer, for the checkpoint
+  Packed groups;           // of the buffer and of the workers, for the checkpoint
   bool operator==(const StepDecision&) const = default;
 };
 
@@ -106,7 +108,7 @@ typename Inspector::result_type inspect(Inspector& f, Packed& x) {
 template <class Inspector>
 typename Inspector::result_type inspect(Inspector& f, WorkOrder& x) {
   return f(caf::meta::type_name("troupe::WorkOrder"), x.group, x.min_version, x.prompt_tokens, x.metadata_json,
-           x.sample_ids, x.attempts);
+           x.sample_ids, x.attempts, x.so_far);
 }
 template <class Inspector>
 typename Inspector::result_type inspect(Inspector& f, SampleReport& x) {

@@ -8,44 +8,27 @@
 namespace troupe {
 namespace {
 
-class RewardState {
+/// What one sample does to the rules is that sample's failure; the actor goes on.
+class Scorer {
  public:
-  using Pointer = reward_actor::stateful_pointer<RewardState>;
-  static constexpr const char* name = "reward";
+  explicit Scorer(const ScoreFactory& make_score) : score_(make_score()) {}
 
-  explicit RewardState(Pointer self) : self_(self) {}
-
-  reward_actor::behavior_type start(buffer_actor buffer, RewardSetup setup) {
-    buffer_ = std::move(buffer);
-    trace_ = std::move(setup.trace);
-    role_ = std::move(setup.role);
-    score_ = setup.make_score();
-    return {[this](atom::score, const Packed& packed) { return score(packed); }};
+  /// The sample with its rewards.
+  Packed score(const Packed& packed) {
+    auto trajectory = unpack_trajectory(std::as_bytes(std::span(packed.bytes)));
+    const auto id = trajectory.sample_id;
+    const auto attempt = trajectory.attempt;
+    score_(trajectory);
+    require(trajectory.sample_id == id && trajectory.attempt == attempt, "the answer is for sample ",
+            trajectory.sample_id, ", attempt ", trajectory.attempt, ", not ", id, ", attempt ", attempt);
+    require(!trajectory.total_reward || std::isfinite(*trajectory.total_reward), "the total reward of sample ", id,
+            " is not finite");
+    tell_failures(trajectory);
+    const auto bytes = pack_trajectory(trajectory);
+    return {std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size())};
   }
 
  private:
-  /// What one sample does to the rules is that sample's failure; the actor goes on.
-  caf::result<int32_t> score(const Packed& packed) {
-    Packed scored;
-    try {
-      Trace::Span busy(*trace_, role_, "score");
-      auto trajectory = unpack_trajectory(std::as_bytes(std::span(packed.bytes)));
-      const auto id = trajectory.sample_id;
-      const auto attempt = trajectory.attempt;
-      score_(trajectory);
-      require(trajectory.sample_id == id && trajectory.attempt == attempt, "the answer is for sample ",
-              trajectory.sample_id, ", attempt ", trajectory.attempt, ", not ", id, ", attempt ", attempt);
-      require(!trajectory.total_reward || std::isfinite(*trajectory.total_reward), "the total reward of sample ", id,
-              " is not finite");
-      tell_failures(trajectory);
-      const auto bytes = pack_trajectory(trajectory);
-      scored.bytes.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    } catch (const std::exception& error) {
-      return caf::make_error(ec::failed, std::string("reward: ") + error.what());
-    }
-    return self_->delegate(buffer_, atom::store_v, std::move(scored));
-  }
-
   /// The first, second, fourth, ... of each function, so that a dead one does not fill the log.
   void tell_failures(const Trajectory& trajectory) {
     for (const auto& reward : trajectory.rewards) {
@@ -57,12 +40,42 @@ class RewardState {
     }
   }
 
+  ScoreFunction score_;
+  std::map<std::string, int64_t> num_failures_;
+};
+
+class RewardState {
+ public:
+  using Pointer = reward_actor::stateful_pointer<RewardState>;
+  static constexpr const char* name = "reward";
+
+  explicit RewardState(Pointer self) : self_(self) {}
+
+  reward_actor::behavior_type start(buffer_actor buffer, RewardSetup setup) {
+    buffer_ = std::move(buffer);
+    trace_ = std::move(setup.trace);
+    role_ = std::move(setup.role);
+    scorer_.emplace(setup.make_score);
+    return {[this](atom::score, const Packed& packed) { return score(packed); }};
+  }
+
+ private:
+  caf::result<int32_t> score(const Packed& packed) {
+    Packed scored;
+    try {
+      Trace::Span busy(*trace_, role_, "score");
+      scored = scorer_->score(packed);
+    } catch (const std::exception& error) {
+      return caf::make_error(ec::failed, std::string("reward: ") + error.what());
+    }
+    return self_->delegate(buffer_, atom::store_v, std::move(scored));
+  }
+
   Pointer self_;
   buffer_actor buffer_;
   std::shared_ptr<Trace> trace_;
   std::string role_;
-  ScoreFunction score_;
-  std::map<std::string, int64_t> num_failures_;
+  std::optional<Scorer> scorer_;
 };
 
 /// Hands each sample to the next of several scorers; one that falls takes the others and this one with it.
@@ -90,6 +103,28 @@ class RewardDeskState {
   size_t next_ = 0;
 };
 
+class GraderState {
+ public:
+  using Pointer = grader_actor::stateful_pointer<GraderState>;
+  static constexpr const char* name = "grader";
+
+  explicit GraderState(Pointer) {}
+
+  grader_actor::behavior_type start(RewardSetup setup) {
+    scorer_.emplace(setup.make_score);
+    return {[this](atom::score, const Packed& packed) -> caf::result<Packed> {
+      try {
+        return scorer_->score(packed);
+      } catch (const std::exception& error) {
+        return caf::make_error(ec::failed, std::string("reward: ") + error.what());
+      }
+    }};
+  }
+
+ private:
+  std::optional<Scorer> scorer_;
+};
+
 }  // namespace
 
 reward_actor spawn_reward(caf::actor_system& system, buffer_actor buffer, RewardSetup setup) {
@@ -97,6 +132,11 @@ reward_actor spawn_reward(caf::actor_system& system, buffer_actor buffer, Reward
     return spawn_state<reward_actor, RewardDeskState>(system, std::move(buffer), std::move(setup));
   const bool detached = setup.detached;
   return spawn_worker<reward_actor, RewardState>(detached, system, std::move(buffer), std::move(setup));
+}
+
+grader_actor spawn_grader(caf::actor_system& system, RewardSetup setup) {
+  const bool detached = setup.detached;
+  return spawn_worker<grader_actor, GraderState>(detached, system, std::move(setup));
 }
 
 }  // namespace troupe

@@ -1,4 +1,5 @@
-// The reward actor: scores a sample and hands it to the buffer, whose answer goes back to the asker.
+// The reward actor: scores a sample and hands it to the buffer, whose answer goes back to the asker. The grader is its
+// half that may be in another process (reward_pool.h): it only scores.
 #pragma once
 
 #include <functional>
@@ -24,5 +25,6 @@ struct RewardSetup {
 };
 
 reward_actor spawn_reward(caf::actor_system& system, buffer_actor buffer, RewardSetup setup);
+grader_actor spawn_grader(caf::actor_system& system, RewardSetup setup);
 
 }  // namespace troupe

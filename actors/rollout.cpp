@@ -3,6 +3,7 @@
 #include <deque>
 
 #include "actors/question.h"
+#include "actors/unfinished.h"
 
 namespace troupe {
 namespace {
@@ -13,6 +14,9 @@ class RolloutState {
   static constexpr const char* name = "rollout";
 
   explicit RolloutState(Pointer self) : self_(self) {}
+  /// The clock would hold the actor until the last of its questions had timed out, and with it this thread: the process
+  /// could not end before.
+  ~RolloutState() { self_->clock().cancel_timeouts(self_); }
 
   rollout_actor::behavior_type start(int worker, director_actor director, reward_actor reward, RolloutSetup setup) {
     worker_ = worker;
@@ -32,6 +36,7 @@ class RolloutState {
         [this](atom::work, const WorkOrder& order) { take(order); },
         [this](atom::weights, int64_t version) { update(version); },
         [this](atom::arrive, const caf::strong_actor_ptr& reward) { replace_reward(reward); },
+        [this](atom::snapshot) { return snapshot(); },
         [this](atom::next) { step(); },
         [this](atom::score, uint64_t sample_id) { ask_score(sample_id); },
     };
@@ -48,12 +53,30 @@ class RolloutState {
   void take(const WorkOrder& order) {
     for (size_t i = 0; i < order.sample_ids.size(); ++i) {
       try {
+        if (i < order.so_far.size() && !order.so_far[i].empty()) {
+          auto made = unpack_trajectory(std::as_bytes(std::span(order.so_far[i])));
+          if (!is_unfinished(made)) {  // only its score was missing
+            made.attempt = order.attempts[i];
+            deliver(made);
+            continue;
+          }
+        }
         work_->add(order, i);
       } catch (const Error& error) {  // this prompt cannot be served; the worker is sound
         report(order.sample_ids[i], order.attempts[i], error.what());
       }
     }
     schedule();
+  }
+
+  Packed snapshot() const {
+    UnfinishedSamples samples;
+    for (const auto& trajectory : work_->unfinished()) {
+      const auto bytes = pack_trajectory(trajectory);
+      samples[trajectory.sample_id].assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    }
+    for (const auto& [id, unscored] : unscored_) samples[id] = unscored.packed.bytes;
+    return {pack_unfinished(samples)};
   }
 
   void update(int64_t version) {

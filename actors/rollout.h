@@ -27,6 +27,8 @@ class RolloutWork {
   virtual std::vector<Trajectory> step() = 0;
   virtual bool idle() const = 0;
   virtual EngineMetrics metrics() const = 0;
+  /// Samples under way with their tokens so far; those of whom nothing is known begin anew in a resumed run.
+  virtual std::vector<Trajectory> unfinished() const { return {}; }
 };
 using RolloutWorkFactory = std::function<std::unique_ptr<RolloutWork>(int worker)>;
 

@@ -8,6 +8,7 @@
 #include "actors/gate.h"
 #include "actors/remote_service.h"
 #include "actors/reward.h"
+#include "actors/reward_pool.h"
 #include "actors/rl_models.h"
 #include "actors/run_checkpoint.h"
 #include "actors/run_setup.h"
@@ -32,6 +33,8 @@ void check(const RlTopology& t) {
                             " is not within 1 and 4095"));
   if (t.rollout.num_workers < 0 || (t.rollout.num_workers == 0 && !t.cluster.listen))
     throw UsageError("rollout.num_workers must be at least 1 where no other process may join (cluster.listen)");
+  if (t.cluster.reward_is_remote && !t.cluster.listen)
+    throw UsageError("[[topology.place]] of the reward in other processes needs cluster.listen = true");
   if (t.run.deterministic && t.cluster.listen)
     throw UsageError(
         "run.deterministic fixes which worker makes which group: nobody may join (cluster.listen = false)");
@@ -41,12 +44,14 @@ void check(const RlTopology& t) {
 }
 
 /// Where workers of other processes are let in, and what they are told.
-void add_gate(CastList& cast, const ClusterOptions& cluster, WorkerSettings settings, const ModelSource& model,
-              int num_workers, const std::shared_ptr<WeightPublisher>& publisher,
-              const std::shared_ptr<ObserverGate>& observer) {
+void add_gate(CastList& cast, const ClusterOptions& cluster, WorkerSettings settings,
+              const std::vector<RewardOptions>& rewards, const ModelSource& model, int num_workers,
+              const std::shared_ptr<WeightPublisher>& publisher, const std::shared_ptr<ObserverGate>& observer) {
   const auto description = model.description();
   GateSetup gate;
-  gate.rules = {TROUPE_VERSION, cluster.token, description.fingerprint(), cluster.lost_after_s};
+  gate.rules = {TROUPE_VERSION, cluster.token, description.fingerprint(), cluster.lost_after_s,
+                cluster.reward_is_remote};
+  gate.grader = {settings.run, rewards, cluster.lost_after_s};
   settings.model_config = description.config;
   settings.lost_after_s = cluster.lost_after_s;
   gate.settings = std::move(settings);
@@ -119,13 +124,15 @@ int run_rl(const RlTopology& topology) {
                                     topology.async_loop.max_refill_rounds, has_baseline};
   std::vector<uint64_t> live;
   for (const auto& one : state.live) live.push_back(one.group);
-  const auto saved_groups = resumed ? resumed->groups : std::string();
+  // Of the samples that workers held, those that the buffer has meanwhile are done.
+  auto [saved_groups, unfinished] = split_groups(resumed ? resumed->groups : std::string());
   const auto finished = finished_samples(buffer_options, saved_groups, live, num_samples_per_group);
   if (const auto slots = AdmissionLedger(admission).capacity(); static_cast<int64_t>(live.size()) > slots)
     throw UsageError(
         concat("the checkpoint holds ", live.size(), " unfinished groups, and this run has ", slots,
                " slots (async_loop.num_prompts_per_train_step * (async_loop.target_offpolicy_steps + 1)): ",
                "resume with at least as many, or start another run from it with ", "checkpoint.initial_load_path"));
+  if (!unfinished.empty()) observer->say(concat(unfinished.size(), " samples go on where they were"));
 
   const auto group_to_worker =
       topology.run.deterministic ? GroupToWorker::kFixed : parse_group_to_worker(topology.rollout.group_to_worker);
@@ -135,7 +142,7 @@ int run_rl(const RlTopology& topology) {
   cast.needs_every_rollout = group_to_worker == GroupToWorker::kFixed;
   cast.restarts = restart_options(topology.limits);
   cast.observer = observer;
-  cast.start_buffer = [=](caf::actor_system& system) {
+  cast.start_buffer = [=, saved_groups = saved_groups](caf::actor_system& system) {
     TokenText text = [model](const std::vector<int32_t>& tokens) { return model->tokenizer()->decode(tokens, false); };
     return spawn_buffer(system, {buffer_options, std::move(text), saved_groups, live});
   };
@@ -153,8 +160,8 @@ int run_rl(const RlTopology& topology) {
           true);
     };
   }
-  cast.start_director = [=](caf::actor_system& system, buffer_actor buffer, evaluator_actor evaluator,
-                            supervisor_actor supervisor) {
+  cast.start_director = [=, unfinished = unfinished](caf::actor_system& system, buffer_actor buffer,
+                                                     evaluator_actor evaluator, supervisor_actor supervisor) {
     DirectorSetup setup;
     setup.admission = admission;
     setup.work = {group_to_worker, topology.rollout.num_workers, topology.limits.max_attempts};
@@ -170,6 +177,7 @@ int run_rl(const RlTopology& topology) {
     setup.keep_best = topology.evaluation.keep_best;
     setup.state = state;
     setup.finished = finished;
+    setup.unfinished = unfinished;
     setup.encode = [=](uint64_t id) {
       const auto prompt = prompts->at(id);
       return EncodedPrompt{model->encode(prompt), sample_metadata(prompt)};
@@ -186,9 +194,17 @@ int run_rl(const RlTopology& topology) {
   constexpr int kMostlyJoined = 16;
   const int num_askers = topology.rollout.num_workers + (topology.cluster.listen ? kMostlyJoined : 0);
   // Every worker's questions may stand before this one, and each rule may use up its own limit.
-  const double score_limit_s =
-      10 + longest_score_s(topology.rewards) * RolloutSetup().max_scores_asked * (num_askers + 1);
-  cast.start_reward = [=](caf::actor_system& system, buffer_actor buffer) {
+  const double longest_s = longest_score_s(topology.rewards);
+  const double score_limit_s = 10 + longest_s * RolloutSetup().max_scores_asked * (num_askers + 1);
+  const double grade_limit_s = 10 + longest_s * RewardPoolSetup().max_asked;
+  const auto wait_for_workers = milliseconds_of(topology.cluster.wait_for_workers_s);
+  cast.start_reward = [=](caf::actor_system& system, buffer_actor buffer, supervisor_actor supervisor) -> reward_actor {
+    if (topology.cluster.reward_is_remote) {
+      RewardPoolSetup pool;
+      pool.limit = milliseconds_of(grade_limit_s);
+      pool.wait_for_graders = wait_for_workers;
+      return spawn_reward_pool(system, std::move(buffer), std::move(supervisor), pool);
+    }
     return spawn_reward(system, std::move(buffer),
                         {[=] {
                            auto rules = std::make_shared<RewardSet>(topology.rewards);
@@ -198,7 +214,10 @@ int run_rl(const RlTopology& topology) {
   };
   const auto credit =
       engine.max_sequences + static_cast<int>(std::min<int64_t>(num_samples_per_group, engine.max_sequences));
-  const auto score_limit = std::min(limit, milliseconds_of(score_limit_s));
+  auto score_limit = std::min(limit, milliseconds_of(score_limit_s));
+  // A sample may wait for a grader to join, and for others in the place of those that fell.
+  if (topology.cluster.reward_is_remote)
+    score_limit = 2 * wait_for_workers + RewardPoolSetup().max_attempts * milliseconds_of(grade_limit_s);
   if (publisher != nullptr)
     add_gate(cast, topology.cluster,
              {topology.run.name,
@@ -211,7 +230,7 @@ int run_rl(const RlTopology& topology) {
               0,
               dtype == at::kFloat ? "float32" : "bfloat16",
               turns},
-             *model, topology.rollout.num_workers, publisher, observer);
+             topology.rewards, *model, topology.rollout.num_workers, publisher, observer);
   cast.start_rollout = [=](caf::actor_system& system, int worker, director_actor director, reward_actor reward) {
     RolloutSetup setup;
     setup.make_work = [=](int) { return make_engine_work(model, engine, sampling, baseline_index, turns); };

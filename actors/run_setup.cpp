@@ -1,5 +1,6 @@
 #include "actors/run_setup.h"
 
+#include "actors/reporter.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -122,14 +123,19 @@ void cast_data_and_trainer(CastList& cast, DataSetup data, TrainerSetup trainer)
 
 int play_and_finish(CastList cast, PlayOptions options, const std::shared_ptr<RunRecorder>& recorder,
                     const std::shared_ptr<Trace>& trace, const std::filesystem::path& run_folder, bool write_trace) {
-  const auto finish = [=, observer = cast.observer] {
+  const auto status = run_folder / "status.json";
+  cast.start_reporter = [=](caf::actor_system& system, run_control_actor control) {
+    return spawn_reporter(system, std::move(control), {status, trace});
+  };
+  const auto finish = [=, observer = cast.observer](const std::string& how) {
     recorder->sync();
+    close_status(status, how);
     if (write_trace) trace->write(run_folder / "trace.json");
     observer->call([](RunObserver& listener) { listener.on_end(); });
   };
-  options.on_forced_end = finish;
+  options.on_forced_end = [=] { finish("over: ended by force"); };
   const auto code = play(std::move(cast), options);
-  finish();
+  finish(code == 0 ? "over: done" : code == 130 ? "over: interrupted" : "over: failed");
   return code;
 }
 

@@ -9,6 +9,7 @@
 
 #include "actors/error.h"
 #include "actors/messages.h"
+#include "actors/question.h"
 #include "base/error.h"
 #include "base/log.h"
 
@@ -80,7 +81,7 @@ Watchdog::Watchdog(std::chrono::milliseconds grace, int exit_code, std::function
         if (done_.wait_for(lock, grace, [this] { return is_done_; })) return;
         // A worker that froze, and was replaced, holds its thread for ever: the run itself may well be done.
         log::warning("shutdown: not every actor ended within ", grace.count(),
-                     " ms (a frozen engine or rank); ending the process");
+                     " ms (a frozen engine or rank); ending the process. Who waits: ", who_waits());
         if (on_forced_end) on_forced_end();
         std::_Exit(exit_code);
       }) {}

@@ -71,7 +71,7 @@ class SupervisorState {
       director_ = watch(cast_.start_director(system, buffer_, evaluator, me), "director");
       control_ = director_;
       source = buffer_;
-      reward_ = watch(cast_.start_reward(system, buffer_), "reward");
+      reward_ = watch(cast_.start_reward(system, buffer_, me), "reward");
     }
     if (cast_.start_gate) {
       try {
@@ -83,6 +83,7 @@ class SupervisorState {
     }
     const auto trainer = watch(cast_.start_trainer(system, source, control_, me), "trainer");
     for (int32_t seat = 0; seat < cast_.num_rollouts; ++seat) start_rollout(seat);
+    if (cast_.start_reporter) reporter_ = cast_.start_reporter(system, control_);
     caf::anon_send(trainer, atom::next_v);
   }
 
@@ -148,7 +149,7 @@ class SupervisorState {
       start_rollout(seat);
       return;
     }
-    reward_ = watch(cast_.start_reward(self_->system(), buffer_), "reward");
+    reward_ = watch(cast_.start_reward(self_->system(), buffer_, supervisor_actor{self_}), "reward");
     for (const auto& [id, rollout] : rollouts_)
       caf::anon_send(rollout, atom::arrive_v, caf::actor_cast<caf::strong_actor_ptr>(reward_));
     if (gate_) caf::anon_send(gate_, atom::arrive_v, caf::actor_cast<caf::strong_actor_ptr>(reward_));
@@ -157,7 +158,10 @@ class SupervisorState {
   void overdue(const Seat& seat, const caf::strong_actor_ptr& who, const std::string& why) {
     const auto found = everybody_.find(seat);
     if (seat.role == "rollout" && seat.seat >= cast_.num_rollouts) {  // of another process, which may join anew
-      caf::anon_send_exit(caf::actor_cast<caf::actor>(who), caf::exit_reason::kill);
+      if (gate_)
+        caf::anon_send(gate_, atom::overdue_v, int32_t{seat.seat}, why);
+      else
+        caf::anon_send_exit(caf::actor_cast<caf::actor>(who), caf::exit_reason::kill);
       return;
     }
     if (ended_ || found == everybody_.end() || found->second != who) return;  // replaced already
@@ -192,6 +196,8 @@ class SupervisorState {
           caf::anon_send_exit(caf::actor_cast<caf::actor>(handle), caf::exit_reason::user_shutdown);
     everybody_.clear();
     rollouts_.clear();
+    if (reporter_) caf::anon_send_exit(reporter_, caf::exit_reason::user_shutdown);
+    reporter_ = reporter_actor();
     buffer_ = buffer_actor();
     reward_ = reward_actor();
     director_ = director_actor();
@@ -217,6 +223,7 @@ class SupervisorState {
   director_actor director_;
   run_control_actor control_;
   gate_actor gate_;
+  reporter_actor reporter_;
   int num_restarting_ = 0;  // rollouts
   bool ended_ = false;
   int32_t code_ = 1;

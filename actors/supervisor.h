@@ -23,11 +23,13 @@ struct CastList {
   std::function<buffer_actor(caf::actor_system&)> start_buffer;
   std::function<evaluator_actor(caf::actor_system&)> start_evaluator;
   std::function<director_actor(caf::actor_system&, buffer_actor, evaluator_actor, supervisor_actor)> start_director;
-  std::function<reward_actor(caf::actor_system&, buffer_actor)> start_reward;
+  std::function<reward_actor(caf::actor_system&, buffer_actor, supervisor_actor)> start_reward;
   std::function<rollout_actor(caf::actor_system&, int worker, director_actor, reward_actor)> start_rollout;
   /// Where workers of other processes may join; throws Error where it cannot listen.
   std::function<gate_actor(caf::actor_system&, director_actor, reward_actor)> start_gate;
   std::function<int()> num_joined;  // of them, now
+  /// Whoever tells the world how the run stands; may be empty. Nobody misses it.
+  std::function<reporter_actor(caf::actor_system&, run_control_actor)> start_reporter;
   /// Pre-training: one actor is batch source and run control.
   std::function<std::pair<batch_source_actor, run_control_actor>(caf::actor_system&)> start_data;
   std::function<trainer_actor(caf::actor_system&, batch_source_actor, run_control_actor, supervisor_actor)>

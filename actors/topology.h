@@ -87,6 +87,7 @@ struct ClusterOptions {
   std::string token;               // "": none is asked for; needed where `bind` is not loopback
   double heartbeat_s = 1, lost_after_s = 10;
   double wait_for_workers_s = 600;  // without any worker, before the run stops
+  bool reward_is_remote = false;    // [[topology.place]]: the rules run in workers of role "reward"
 };
 /// True for addresses that only this machine reaches.
 bool is_loopback(const std::string& address);

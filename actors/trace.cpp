@@ -7,10 +7,16 @@
 
 namespace troupe {
 
+void Trace::begin(const std::string& role, const std::string& name, Clock::time_point begin) {
+  const std::lock_guard lock(mutex_);
+  doing_[role] = {name, begin};
+}
+
 void Trace::add(const std::string& role, const std::string& name, Clock::time_point begin, Clock::time_point end) {
   const auto us = [](auto duration) { return std::chrono::duration_cast<std::chrono::microseconds>(duration).count(); };
   const std::lock_guard lock(mutex_);
   busy_s_[role] += std::chrono::duration<double>(end - begin).count();
+  doing_.erase(role);
   if (!keep_events_) return;
   if (events_.size() >= kMostEvents) {
     ++num_left_out_;
@@ -24,6 +30,15 @@ void Trace::add(const std::string& role, const std::string& name, Clock::time_po
 std::map<std::string, double> Trace::busy_s() const {
   const std::lock_guard lock(mutex_);
   return busy_s_;
+}
+
+std::map<std::string, Trace::Doing> Trace::doing() const {
+  const auto now = Clock::now();
+  const std::lock_guard lock(mutex_);
+  std::map<std::string, Doing> all;
+  for (const auto& [role, entry] : doing_)
+    all[role] = {entry.first, std::chrono::duration<double>(now - entry.second).count()};
+  return all;
 }
 
 void Trace::write(const std::filesystem::path& path) const {

@@ -20,7 +20,9 @@ class Trace {
   class Span {
    public:
     Span(Trace& trace, std::string role, std::string name)
-        : trace_(trace), role_(std::move(role)), name_(std::move(name)), begin_(Clock::now()) {}
+        : trace_(trace), role_(std::move(role)), name_(std::move(name)), begin_(Clock::now()) {
+      trace_.begin(role_, name_, begin_);
+    }
     ~Span() { trace_.add(role_, name_, begin_, Clock::now()); }
     Span(const Span&) = delete;
     Span& operator=(const Span&) = delete;
@@ -31,9 +33,17 @@ class Trace {
     Clock::time_point begin_;
   };
 
+  /// What a role is at from now on, until its next `add`.
+  void begin(const std::string& role, const std::string& name, Clock::time_point begin);
   void add(const std::string& role, const std::string& name, Clock::time_point begin, Clock::time_point end);
-  /// Busy seconds per role so far.
+  /// Busy seconds per role so far, in spans that have ended.
   std::map<std::string, double> busy_s() const;
+  struct Doing {
+    std::string name;
+    double for_s = 0;
+  };
+  /// What each role that is busy is doing now.
+  std::map<std::string, Doing> doing() const;
   /// {"traceEvents": [...]} with one thread a role.
   void write(const std::filesystem::path& path) const;
 
@@ -49,6 +59,7 @@ class Trace {
   bool keep_events_;
   mutable std::mutex mutex_;
   std::map<std::string, double> busy_s_;
+  std::map<std::string, std::pair<std::string, Clock::time_point>> doing_;
   std::vector<std::string> roles_;
   std::vector<Event> events_;
   int64_t num_left_out_ = 0;

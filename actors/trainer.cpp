@@ -73,10 +73,13 @@ class TrainerState {
   void wind_down_with_status(const std::string& cause) {
     const Question question(*self_, who(), "the run control", "status");
     self_->request(control_, std::min(setup_.limit, kLastWords), atom::status_v)
-        .then([this, cause](const std::string& status) { wind_down(concat(cause, "; ", status)); },
-              [this, cause, question](const caf::error& error) {
-                wind_down(concat(cause, "; ", question.failed(*self_, error)));
-              });
+        .then(
+            [this, cause](const std::string& status) {
+              wind_down(concat(cause, "; ", nlohmann::json::parse(status).at("text").get<std::string>()));
+            },
+            [this, cause, question](const caf::error& error) {
+              wind_down(concat(cause, "; ", question.failed(*self_, error)));
+            });
   }
 
   /// Asks every rank and goes on when all have answered.

@@ -35,15 +35,13 @@ int64_t WorkLedger::leave(int worker, bool is_loss) {
       if (sample.losses > options_.max_losses) {
         given_up_.push_back({id, concat(sample.losses, " workers died under it")});
       } else {
-        sample.state = State::kWaiting;
-        sample.worker = -1;
-        ++num_reissued_;
+        wait_again(work, sample);
       }
     }
   }
   for (const auto& given : given_up_) {
     const auto at = groups_.find(group_of_sample(given.sample_id));
-    if (at != groups_.end()) at->second.samples.erase(given.sample_id);
+    if (at != groups_.end()) erase(at->second, given.sample_id);
   }
   return num_lost;
 }
@@ -54,19 +52,23 @@ void WorkLedger::acknowledge(int worker, int64_t version) {
 }
 
 void WorkLedger::add_group(uint64_t group, int64_t order, int64_t min_version, const std::vector<uint64_t>& missing) {
-  Group work{order, min_version, {}};
+  Group work{order, min_version, {}, 0};
   for (const auto id : missing) {
     require(group_of_sample(id) == group, "sample ", id, " does not belong to group ", group);
     work.samples.try_emplace(id);
   }
-  require(groups_.try_emplace(group, std::move(work)).second, "group ", group, " is under way already");
+  const auto num_samples = static_cast<int64_t>(work.samples.size());
+  const auto [at, fresh] = groups_.try_emplace(group, std::move(work));
+  require(fresh, "group ", group, " is under way already");
   require(order_.try_emplace(order, group).second, "place ", order, " in the order is taken");
+  note_waiting(at->second, num_samples);
 }
 
 void WorkLedger::remove_group(uint64_t group) {
   const auto found = groups_.find(group);
   if (found == groups_.end()) return;
   order_.erase(found->second.order);
+  waiting_.erase(found->second.order);
   groups_.erase(found);
 }
 
@@ -91,13 +93,13 @@ std::optional<int> WorkLedger::choose(uint64_t group, const Group& work, int64_t
 
 std::vector<WorkIssue> WorkLedger::issue() {
   std::vector<WorkIssue> issues;
-  for (const auto& [order, group] : order_) {
+  for (auto next = waiting_.begin(); next != waiting_.end();) {
+    const auto group = next->second;
+    ++next;  // the group may leave the list
     auto& work = groups_.at(group);
-    auto num_waiting = std::count_if(work.samples.begin(), work.samples.end(),
-                                     [](const auto& entry) { return entry.second.state == State::kWaiting; });
     bool placed = true;
-    while (num_waiting > 0 && placed) {  // more than once only where the group is larger than a worker
-      const auto chosen = choose(group, work, num_waiting);
+    while (work.num_waiting > 0 && placed) {  // more than once only where the group is larger than a worker
+      const auto chosen = choose(group, work, work.num_waiting);
       placed = chosen.has_value();
       if (!placed) break;
       auto& worker = workers_.at(*chosen);
@@ -110,8 +112,8 @@ std::vector<WorkIssue> WorkLedger::issue() {
         issue.attempts.push_back(sample.next_attempt);
         worker.held[id] = sample.next_attempt++;
         --worker.credit;
-        --num_waiting;
       }
+      note_waiting(work, -static_cast<int64_t>(issue.sample_ids.size()));
       issues.push_back(std::move(issue));
     }
     // Older groups come first: nobody takes the room that the oldest waits for. With fixed homes the others do not
@@ -142,7 +144,29 @@ void WorkLedger::generated(int worker, uint64_t sample_id, uint32_t attempt) {
 
 void WorkLedger::finished(uint64_t sample_id) {
   const auto group = groups_.find(group_of_sample(sample_id));
-  if (group != groups_.end()) group->second.samples.erase(sample_id);
+  if (group != groups_.end()) erase(group->second, sample_id);
+}
+
+void WorkLedger::note_waiting(Group& group, int64_t change) {
+  group.num_waiting += change;
+  if (group.num_waiting > 0)
+    waiting_.try_emplace(group.order, group_of_sample(group.samples.begin()->first));
+  else
+    waiting_.erase(group.order);
+}
+
+void WorkLedger::wait_again(Group& group, Sample& sample) {
+  sample.state = State::kWaiting;
+  sample.worker = -1;
+  ++num_reissued_;
+  note_waiting(group, 1);
+}
+
+void WorkLedger::erase(Group& group, uint64_t sample_id) {
+  const auto found = group.samples.find(sample_id);
+  if (found == group.samples.end()) return;
+  if (found->second.state == State::kWaiting) note_waiting(group, -1);
+  group.samples.erase(found);
 }
 
 void WorkLedger::failed(uint64_t sample_id, uint32_t attempt, const std::string& reason) {
@@ -155,15 +179,18 @@ void WorkLedger::failed(uint64_t sample_id, uint32_t attempt, const std::string&
 void WorkLedger::retry(uint64_t sample_id, Sample& sample, const std::string& reason) {
   if (++sample.failures >= options_.max_attempts) {
     given_up_.push_back({sample_id, concat(reason, " (attempt ", sample.failures, " of ", options_.max_attempts, ")")});
-    groups_.at(group_of_sample(sample_id)).samples.erase(sample_id);
+    erase(groups_.at(group_of_sample(sample_id)), sample_id);
     return;
   }
-  sample.state = State::kWaiting;
-  sample.worker = -1;
-  ++num_reissued_;
+  wait_again(groups_.at(group_of_sample(sample_id)), sample);
 }
 
 std::vector<GivenUp> WorkLedger::take_given_up() { return std::exchange(given_up_, {}); }
+
+int64_t WorkLedger::version_of(int worker) const {
+  const auto found = workers_.find(worker);
+  return found == workers_.end() ? -1 : found->second.version;
+}
 
 int64_t WorkLedger::oldest_acknowledged() const {
   int64_t oldest = -1;
@@ -178,8 +205,7 @@ int64_t WorkLedger::num_at(int worker) const {
 
 int64_t WorkLedger::num_waiting() const {
   int64_t count = 0;
-  for (const auto& [group, work] : groups_)
-    for (const auto& [id, sample] : work.samples) count += sample.state == State::kWaiting;
+  for (const auto& [order, group] : waiting_) count += groups_.at(group).num_waiting;
   return count;
 }
 

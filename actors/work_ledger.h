@@ -73,7 +73,8 @@ class WorkLedger {
 
   int num_workers() const { return static_cast<int>(workers_.size()); }
   bool has_worker(int worker) const { return workers_.contains(worker); }
-  int64_t oldest_acknowledged() const;  // -1 without workers
+  int64_t version_of(int worker) const;  // acknowledged; -1 where it is not here
+  int64_t oldest_acknowledged() const;   // -1 without workers
   /// Samples at a worker, in generation.
   int64_t num_at(int worker) const;
   int64_t num_waiting() const;
@@ -94,6 +95,7 @@ class WorkLedger {
   struct Group {
     int64_t order = 0, min_version = 0;
     std::map<uint64_t, Sample> samples;
+    int64_t num_waiting = 0;  // of them
   };
   struct Worker {
     int credit = 0, capacity = 0;
@@ -102,13 +104,17 @@ class WorkLedger {
   };
   Sample* find(uint64_t sample_id);
   void retry(uint64_t sample_id, Sample& sample, const std::string& reason);
+  void wait_again(Group& group, Sample& sample);
+  void erase(Group& group, uint64_t sample_id);
+  void note_waiting(Group& group, int64_t change);
   std::optional<int> choose(uint64_t group, const Group& work, int64_t num_samples) const;
   bool can_take(const Worker& worker, const Group& work, int64_t num_samples) const;
 
   WorkLedgerOptions options_;
   std::map<int, Worker> workers_;
   std::map<uint64_t, Group> groups_;
-  std::map<int64_t, uint64_t> order_;  // order of admission -> group
+  std::map<int64_t, uint64_t> order_;    // order of admission -> group
+  std::map<int64_t, uint64_t> waiting_;  // of these, groups with samples that wait
   std::vector<GivenUp> given_up_;
   int64_t num_reissued_ = 0, num_failures_ = 0;
 };

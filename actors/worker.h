@@ -1,4 +1,4 @@
-// A rollout worker of another process: joins a run, generates for it, comes back when it loses it. No CAF here.
+// A worker of another process: joins a run, generates or grades for it, comes back when it loses it. No CAF here.
 #pragma once
 
 #include <string>
@@ -8,9 +8,10 @@ namespace troupe {
 struct WorkerOptions {
   std::string host;
   int port = 0;
-  std::string token;       // "" where the run asks for none
-  std::string model_path;  // "": whatever the run trains; else the run must train this model
-  int num_threads = 0;     // 0: every core this process may use
+  std::string role = "rollout";  // or "reward"
+  std::string token;             // "" where the run asks for none
+  std::string model_path;        // "": whatever the run trains; else the run must train this model
+  int num_threads = 0;           // 0: every core this process may use
   double heartbeat_s = 1;
   double lost_after_s = 10;  // without a word from the run
   double retry_s = 60;       // for so long it tries to join, at the start and after a loss

@@ -202,12 +202,36 @@ LimitOptions limit_options(const Config& config) {
   return limits;
 }
 
+/// [[topology.place]]: the roles that may be in other processes. Rollout workers join by themselves, as many as there
+/// are.
+bool is_reward_remote(const Config& config) {
+  bool is_remote = false;
+  for (const auto& place : config.places()) {
+    for (const auto& [key, value] : place.items()) {
+      if (key != "role" && key != "where")
+        throw UsageError(concat("[[topology.place]]: unknown key ", key, "; known: role, where"));
+      if (!value.is_string())
+        throw UsageError(concat("[[topology.place]]: ", key, " = ", value.dump(), " is not a text"));
+    }
+    const auto role = place.value("role", ""), where = place.value("where", "local");
+    if (where != "local" && where != "remote")
+      throw UsageError(concat("[[topology.place]]: where = \"", where, "\" is not one of \"local\", \"remote\""));
+    if (role != "reward")
+      throw UsageError(concat("[[topology.place]]: role = \"", role, "\": only \"reward\" can be placed; ",
+                              "rollout workers join a run that listens (cluster.listen), ranks are threads of it"));
+    is_remote = where == "remote";
+  }
+  return is_remote;
+}
+
 ClusterOptions cluster_options(const Config& config) {
   ClusterOptions cluster;
+  cluster.reward_is_remote = is_reward_remote(config);
   cluster.bind = config.string("cluster.bind");
   cluster.port = static_cast<int>(config.integer("cluster.port"));
   cluster.weights_port = static_cast<int>(config.integer("cluster.weights_port"));
-  cluster.listen = config.boolean("cluster.listen") || cluster.port != 0 || config.integer("rollout.num_workers") == 0;
+  cluster.listen = config.boolean("cluster.listen") || cluster.port != 0 ||
+                   config.integer("rollout.num_workers") == 0 || cluster.reward_is_remote;
   const auto token_file = config.string("cluster.token_file");
   if (!token_file.empty()) cluster.token = read_token_file("cluster.token_file", token_file);
   if (cluster.listen && !is_loopback(cluster.bind) && cluster.token.empty())

@@ -20,6 +20,7 @@ void add_dpo(CLI::App& app, Action& action);
 void add_pipeline(CLI::App& app, Action& action);
 void add_replay(CLI::App& app, Action& action);
 void add_worker(CLI::App& app, Action& action);
+void add_top(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
 void add_tokenize(CLI::App& app, Action& action);

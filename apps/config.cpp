@@ -207,10 +207,14 @@ struct TomlReader {
         const auto name = section + "." + std::string(key.str());
         const auto line = concat(origin, ":", value.source().begin.line);
         if (name == "topology.place") {
-          throw UsageError(concat(
-              line,
-              ": [[topology.place]] places roles in other processes or on other hosts, which this version does not do; "
-              "rollout.num_workers and parallelism.data_parallel_shard_degree scale the roles of this process"));
+          const auto* array = value.as_array();
+          if (array == nullptr) throw UsageError(concat(line, ": places are written as [[topology.place]] tables"));
+          for (const auto& element : *array) {
+            if (!element.is_table())
+              throw UsageError(concat(line, ": places are written as [[topology.place]] tables"));
+            config.places_.push_back(rewrite(to_json(element, name, line), line));
+          }
+          continue;
         }
         if (find_key(name) == nullptr) unknown_key(name, line);
         config.set(name, rewrite(to_json(value, name, line), line), line);
@@ -415,10 +419,14 @@ std::string Config::print(bool with_origins) const {
     if (with_origins) out << "  # " << entry.origin << ": " << key.help;
     out << "\n";
   }
-  for (const auto& reward : rewards_) {
-    out << "\n[[reward]]\n";
-    for (const auto& [name, element] : reward.items()) out << name << " = " << to_toml(element) << "\n";
-  }
+  const auto print_tables = [&out](const char* title, const std::vector<nlohmann::json>& tables) {
+    for (const auto& table : tables) {
+      out << "\n[[" << title << "]]\n";
+      for (const auto& [name, element] : table.items()) out << name << " = " << to_toml(element) << "\n";
+    }
+  };
+  print_tables("reward", rewards_);
+  print_tables("topology.place", places_);
   return out.str();
 }
 

@@ -36,6 +36,17 @@ std::string reward_section() {
   return section;
 }
 
+/// [[topology.place]] tables.
+std::string place_section() {
+  return std::string(
+             "\n## [[topology.place]]\n\nWhere a role is played. Rollout workers need none: they join a run that "
+             "listens "
+             "(`cluster.listen`).\n") +
+         kTableHead + row("role", "", "`\"reward\"`: the rules of every [[reward]]; needed") +
+         row("where", "`\"local\"`",
+             "in the run's process (\"local\"), or in workers that join with `--role reward` (\"remote\")");
+}
+
 }  // namespace
 
 std::string configuration_page() {
@@ -56,7 +67,7 @@ std::string configuration_page() {
     for (const auto& word : key.choices) choices += (choices.empty() ? " (" : ", ") + word;
     page += row(key.name, code(key.default_value), key.help + (choices.empty() ? "" : choices + ")"));
   }
-  return page + reward_section();
+  return page + reward_section() + place_section();
 }
 
 void add_keys(CLI::App& app, Action& action) {

@@ -50,6 +50,7 @@ int main(int argc, char** argv) {
   troupe::apps::add_pipeline(app, action);
   troupe::apps::add_replay(app, action);
   troupe::apps::add_worker(app, action);
+  troupe::apps::add_top(app, action);
   troupe::apps::add_generate(app, action);
   troupe::apps::add_verify(app, action);
   troupe::apps::add_tokenize(app, action);

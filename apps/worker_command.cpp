@@ -1,4 +1,4 @@
-// `troupe worker --join HOST:PORT`: a rollout worker for a run of another process, here or on another host.
+// `troupe worker --join HOST:PORT`: generates or grades for a run of another process, here or on another host.
 #include "actors/worker.h"
 
 #include "apps/commands.h"
@@ -29,8 +29,10 @@ void add_worker(CLI::App& app, Action& action) {
     WorkerOptions worker;
   };
   auto options = std::make_shared<Options>();
-  auto* command = app.add_subcommand("worker", "generate for a run of another process");
+  auto* command = app.add_subcommand("worker", "generate or grade for a run of another process");
   command->add_option("--join", options->join, "HOST:PORT, as `troupe rl` with cluster.listen prints it")->required();
+  command->add_option("--role", options->worker.role, "rollout: generate; reward: run the rules of [[reward]]")
+      ->check(CLI::IsMember({"rollout", "reward"}));
   command->add_option("--token-file", options->token_file, "file with the run's token (cluster.token_file)");
   command->add_option("--threads", options->worker.num_threads, "compute threads; 0: all cores")
       ->check(CLI::NonNegativeNumber);

@@ -148,7 +148,11 @@ struct Engine::Implementation {
     check_sampling_options(request.sampling);
     require(request.sampling.stop.empty() || tokenizer != nullptr, "stop strings need a tokenizer");
     auto sequence = std::make_unique<Sequence>();
-    sequence->tokens = prompt;
+    if (request.so_far && can_go_on(request))
+      go_on(*request.so_far, request.sampling, *sequence);
+    else
+      sequence->tokens = prompt;
+    request.so_far.reset();
     sequence->request = std::move(request);
     if (!scheduler) {
       early.push_back(std::move(sequence));
@@ -156,6 +160,68 @@ struct Engine::Implementation {
     }
     check_capacity(*sequence);
     scheduler->add(std::move(sequence));
+  }
+
+  /// True where a sample that another engine began can be ended by this one.
+  bool can_go_on(const GenerationRequest& request) const {
+    const auto& so_far = *request.so_far;
+    const auto& prompt = request.prompt_tokens;
+    const auto num_sampled = static_cast<int64_t>(so_far.tokens.size()) - so_far.prompt_length;
+    if (so_far.num_turns != 1 || num_sampled < 1 || num_sampled >= request.sampling.max_new_tokens ||
+        static_cast<int64_t>(so_far.tokens.size()) >= options.max_context_length ||
+        so_far.prompt_length != static_cast<int32_t>(prompt.size()) ||
+        !std::equal(prompt.begin(), prompt.end(), so_far.tokens.begin()))
+      return false;
+    for (const int32_t token : so_far.tokens)
+      if (token < 0 || token >= config.vocab_size) return false;
+    return options.on_weights != OnWeights::kFinish ||
+           (model != nullptr && pending == nullptr && so_far.versions.back().version == model->version());
+  }
+
+  void go_on(Trajectory& so_far, const SamplingOptions& sampling, Sequence& sequence) const {
+    sequence.log_probs.assign(so_far.log_probs.begin() + so_far.prompt_length, so_far.log_probs.end());
+    sequence.versions = std::move(so_far.versions);
+    sequence.tokens = std::move(so_far.tokens);
+    sequence.resumed = true;
+    if (sampling.stop.empty()) return;
+    for (auto token = sequence.tokens.begin() + so_far.prompt_length; token != sequence.tokens.end(); ++token)
+      if (!tokenizer->is_special(*token)) sequence.text += tokenizer->token_bytes(*token);
+  }
+
+  static Trajectory describe(const Sequence& sequence) {
+    const auto& request = sequence.request;
+    Trajectory trajectory;
+    if (request.turns_before != nullptr) {
+      trajectory = *request.turns_before;
+      ++trajectory.num_turns;
+    } else {
+      trajectory.sample_id = request.sample_id;
+      trajectory.attempt = request.attempt;
+      trajectory.group = group_of_sample(request.sample_id);
+      trajectory.prompt_length = static_cast<int32_t>(request.prompt_tokens.size());
+    }
+    trajectory.tokens = sequence.tokens;
+    trajectory.loss_mask.resize(request.prompt_tokens.size(), 0);
+    trajectory.loss_mask.resize(trajectory.tokens.size(), 1);
+    trajectory.log_probs.resize(request.prompt_tokens.size(), 0.0f);
+    trajectory.log_probs.insert(trajectory.log_probs.end(), sequence.log_probs.begin(), sequence.log_probs.end());
+    for (const auto& run : sequence.versions)
+      if (trajectory.versions.empty() || trajectory.versions.back().version != run.version)
+        trajectory.versions.push_back(run);
+    trajectory.finish_reason = FinishReason::kError;
+    trajectory.metadata_json = request.metadata_json;
+    return trajectory;
+  }
+
+  std::vector<Trajectory> unfinished() const {
+    std::vector<Trajectory> all;
+    const auto note = [&](const Sequence& sequence) {
+      if (!sequence.log_probs.empty()) all.push_back(describe(sequence));
+    };
+    for (const auto& sequence : early) note(*sequence);
+    if (scheduler)
+      for (const auto* sequence : scheduler->all()) note(*sequence);
+    return all;
   }
 
   std::vector<Trajectory> step() {
@@ -221,31 +287,12 @@ struct Engine::Implementation {
 
   Trajectory finish(Sequence& running, FinishReason reason) {
     const auto sequence = scheduler->finish(&running);
-    auto& request = sequence->request;
-    Trajectory trajectory;
-    if (request.turns_before != nullptr) {
-      trajectory = *request.turns_before;
-      ++trajectory.num_turns;
-    } else {
-      trajectory.sample_id = request.sample_id;
-      trajectory.attempt = request.attempt;
-      trajectory.group = group_of_sample(request.sample_id);
-      trajectory.prompt_length = static_cast<int32_t>(request.prompt_tokens.size());
-    }
-    trajectory.tokens = std::move(sequence->tokens);
-    trajectory.loss_mask.resize(request.prompt_tokens.size(), 0);
-    trajectory.loss_mask.resize(trajectory.tokens.size(), 1);
-    trajectory.log_probs.resize(request.prompt_tokens.size(), 0.0f);
-    trajectory.log_probs.insert(trajectory.log_probs.end(), sequence->log_probs.begin(), sequence->log_probs.end());
-    for (const auto& run : sequence->versions)
-      if (trajectory.versions.empty() || trajectory.versions.back().version != run.version)
-        trajectory.versions.push_back(run);
+    auto trajectory = describe(*sequence);
     trajectory.finish_reason = reason;
-    trajectory.metadata_json = std::move(request.metadata_json);
     if (reason == FinishReason::kStopString) {
       trajectory.completion_text = text_before_stop(*sequence);
     } else if (tokenizer != nullptr) {
-      const auto begin = trajectory.tokens.begin() + static_cast<int64_t>(request.prompt_tokens.size());
+      const auto begin = trajectory.tokens.begin() + static_cast<int64_t>(sequence->request.prompt_tokens.size());
       const auto end = trajectory.tokens.end() - (reason == FinishReason::kStop ? 1 : 0);
       trajectory.completion_text = tokenizer->decode({begin, end}, /*skip_special_tokens=*/true);
     }
@@ -308,6 +355,8 @@ std::vector<GenerationRequest> Engine::drain() {
   for (auto& sequence : sequences) requests.push_back(std::move(sequence->request));
   return requests;
 }
+
+std::vector<Trajectory> Engine::unfinished() const { return implementation_->unfinished(); }
 
 std::vector<Trajectory> Engine::step() { return implementation_->step(); }
 

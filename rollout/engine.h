@@ -48,6 +48,9 @@ struct GenerationRequest {
   std::vector<int32_t> prompt_tokens;
   SamplingOptions sampling;
   std::string metadata_json;
+  /// Of an earlier engine's `unfinished`: the generation goes on after its tokens, the cache is rebuilt. It begins anew
+  /// where they do not fit prompt, settings or, with OnWeights::kFinish, the weights.
+  std::optional<Trajectory> so_far = std::nullopt;
   /// The sample as its turns so far left it; prompt_tokens are then its tokens and what the environment answered.
   std::shared_ptr<const Trajectory> turns_before = nullptr;
 };
@@ -75,6 +78,8 @@ class Engine {
   void add(GenerationRequest request);
   /// Drops a request wherever it is; false where it is not known.
   bool cancel(uint64_t sample_id);
+  /// Every sequence that has sampled tokens and goes on: its tokens so far, finish reason kError, no text.
+  std::vector<Trajectory> unfinished() const;
   /// Gives every unfinished request back (a worker that leaves).
   std::vector<GenerationRequest> drain();
   /// One scheduling step: admits what fits, computes prompt chunks and one more token for every decoding sequence.

@@ -212,6 +212,13 @@ std::vector<std::unique_ptr<Sequence>> Scheduler::take_all() {
   return all;
 }
 
+std::vector<const Sequence*> Scheduler::all() const {
+  std::vector<const Sequence*> sequences;
+  for (const auto& sequence : running_) sequences.push_back(sequence.get());
+  for (const auto& sequence : waiting_) sequences.push_back(sequence.get());
+  return sequences;
+}
+
 void Scheduler::weights_changed(bool recompute) {
   blocks_.forget_all();
   if (!recompute) {

@@ -71,6 +71,8 @@ class Scheduler {
   /// Drops every sequence of this id; false where there is none.
   bool cancel(uint64_t sample_id);
   std::vector<std::unique_ptr<Sequence>> take_all();
+  /// Running and waiting ones, in this order.
+  std::vector<const Sequence*> all() const;
 
   /// New weights: nothing published is found any more. `recompute`: running sequences go back to waiting and rebuild
   /// their cache; otherwise they keep it, of mixed versions from now on.

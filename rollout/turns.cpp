@@ -192,6 +192,12 @@ void TurnEngine::ask(Trajectory trajectory) {
   desk_->add(std::move(visit), desk_);
 }
 
+std::vector<Trajectory> TurnEngine::unfinished() const {
+  auto all = engine_.unfinished();
+  std::erase_if(all, [](const Trajectory& trajectory) { return trajectory.num_turns > 1; });
+  return all;
+}
+
 bool TurnEngine::go_on(Trajectory& trajectory, const TurnAnswer& answer) {
   trajectory.environment_reward = trajectory.environment_reward.value_or(0) + answer.reward;
   if (answer.done) {

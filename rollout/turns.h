@@ -34,6 +34,9 @@ class TurnEngine {
   /// comes with FinishReason::kError and the reason as its text.
   std::vector<Trajectory> step();
   bool idle() const { return engine_.idle() && num_away_ == 0; }
+  /// As Engine::unfinished, but of samples in their first turn: what an environment remembers of later ones is gone
+  /// with it.
+  std::vector<Trajectory> unfinished() const;
   /// Gives up everything that is unfinished; how many samples.
   size_t drain();
   const EngineMetrics& metrics() const { return engine_.metrics(); }

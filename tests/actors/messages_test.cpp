@@ -66,7 +66,8 @@ constexpr uint64_t kLarge = 0xfedcba9876543210;
 TEST_CASE("every message struct is equal to itself after serialisation, extreme values and empty lists included") {
   RoundTrip round;
   round.check(Packed{std::string("\0\xff bytes \n", 9)});
-  round.check(WorkOrder{kLarge, -3, {0, 1, -1, 2147483647}, R"({"answer":"42 \" ä"})", {kLarge, 1}, {7, 0xffffffff}});
+  round.check(WorkOrder{
+      kLarge, -3, {0, 1, -1, 2147483647}, R"({"answer":"42 \" ä"})", {kLarge, 1}, {7, 0xffffffff}, {"", "made"}});
   round.check(SampleReport{-1, kLarge, 0xffffffff, "prompt too long: ä"});
   round.check(WorkerStatus{3, int64_t{1} << 62, 2, 3, 4, 5, 6, 7, 8, 1e-300, -0.5, 1e300});
   round.check(GroupTicket{kLarge, -7, 4095});

@@ -216,4 +216,21 @@ TEST_CASE("B108 B111 no actor freezes itself in an await, and every request has 
   CHECK(num_requests >= 8);
 }
 
+TEST_CASE("who waits for whom can be asked while they wait, is logged where time runs out, and nothing stays listed") {
+  const LogCapture log;
+  {
+    VirtualRun run;
+    run.limit = 60 * kUnit;
+    run.train_time = [](int, int64_t step) { return (step == 2 ? -1 : 1) * kUnit; };
+    run.start();
+    CHECK_FALSE(run.play(30 * kUnit));  // in the middle of the second step
+    CHECK(who_waits().find("trainer, step 2 waits for shard 0 of 1 (train step) since ") != std::string::npos);
+    REQUIRE(run.play());
+    CHECK(run.code == 1);
+    CHECK(LogCapture::has("who waits: trainer, step 2 waits for shard 0 of 1 (train step) since "));
+  }
+  CHECK(open_questions().empty());
+  CHECK(who_waits() == "nobody waits for anybody");
+}
+
 }  // namespace troupe

@@ -52,6 +52,7 @@ inline rollout_actor::behavior_type timed_rollout(rollout_actor::pointer self, T
       [state](atom::arrive, const caf::strong_actor_ptr& reward) {
         state->setup.reward = caf::actor_cast<reward_actor>(reward);
       },
+      [](atom::snapshot) { return Packed{}; },
       [](atom::next) {},
       [self, state](atom::score, uint64_t id) {
         const auto sample = state->samples.at(id);
@@ -133,10 +134,12 @@ struct VirtualRun {
   bool save_at_end = false, evaluate = false, needs_every_rollout = false;
   RunState state;
   std::string saved_groups;
+  UnfinishedSamples unfinished;
   bool fresh_folder = true;
   // What the roles do; a time that is set puts an actor that needs it in the place of the real one.
   std::function<EncodedPrompt(uint64_t)> encode = [](uint64_t) { return EncodedPrompt{{1, 2}, "{}"}; };
   std::function<FakeWork::Hooks(int worker)> work = [](int) { return FakeWork::Hooks{}; };
+  std::function<std::unique_ptr<RolloutWork>(int worker)> work_of;  // in its place
   ScoreFunction score = [](Trajectory& t) { t.total_reward = double(t.sample_id % kSamplesPerGroupLimit); };
   FakeShardHooks shard;
   EvaluateFunction evaluation;
@@ -186,7 +189,7 @@ struct VirtualRun {
   /// Where another run's newest checkpoint stands.
   void resume(const VirtualRun& before) {
     state = parse_run_state(nlohmann::json::parse(before.saved_state));
-    saved_groups = before.newest_groups;
+    std::tie(saved_groups, unfinished) = split_groups(before.newest_groups);
     std::filesystem::copy(before.folder.path, folder.path,
                           std::filesystem::copy_options::recursive | std::filesystem::copy_options::overwrite_existing);
     fresh_folder = false;
@@ -252,6 +255,7 @@ struct VirtualRun {
       setup.keep_best = true;
       setup.state = state;
       setup.finished = finished_samples(buffer_options(), saved_groups, live_groups(), num_samples);
+      setup.unfinished = unfinished;
       setup.encode = encode;
       setup.board = board;
       setup.recorder = recorder;
@@ -260,7 +264,7 @@ struct VirtualRun {
       director = stage.add(spawn_director(system, std::move(to), std::move(evaluator), std::move(above), setup));
       return director;
     };
-    cast.start_reward = [this](caf::actor_system& system, buffer_actor to) {
+    cast.start_reward = [this](caf::actor_system& system, buffer_actor to, const supervisor_actor&) {
       ++num_reward_starts;
       if (start_reward)
         reward = start_reward(system, to);
@@ -280,7 +284,9 @@ struct VirtualRun {
                             TimedRollout{worker, credit, to, from, board, rollout_time, weight_delay(worker)});
       } else {
         RolloutSetup setup;
-        setup.make_work = [this](int seat) { return std::make_unique<FakeWork>(work(seat)); };
+        setup.make_work = [this](int seat) -> std::unique_ptr<RolloutWork> {
+          return work_of ? work_of(seat) : std::make_unique<FakeWork>(work(seat));
+        };
         setup.board = board;
         setup.trace = trace;
         setup.credit = credit;

@@ -200,6 +200,30 @@ TEST_CASE("a slow subscriber skips to the newest version and holds nobody back")
   CHECK((slow_shelf.versions == std::vector<int64_t>{1, 5}));
 }
 
+TEST_CASE("B116 a worker that comes back under a new name gets what it asks for, and its old name gets nothing") {
+  const auto config = small_config();
+  WeightPublisher publisher({"127.0.0.1", 0, Milliseconds(20'000)});
+  Shelf before, after;
+  const auto old_ticket = publisher.admit();
+  auto worker = std::make_unique<WeightSubscriber>(config, subscribe(publisher, old_ticket, before));
+  for (int64_t version = 1; version <= 10; ++version) {
+    if (version == 6) {  // it falls in the middle of its asking, without a word
+      worker.reset();
+      publisher.revoke(old_ticket);
+      worker = std::make_unique<WeightSubscriber>(config, subscribe(publisher, publisher.admit(), after));
+    }
+    publisher.publish(share(make_snapshot(config, version, 1)));
+    REQUIRE((version < 6 ? before : after).wait_for(version));
+  }
+  CHECK((before.versions == std::vector<int64_t>{1, 2, 3, 4, 5}));
+  CHECK(after.versions.size() >= 5);  // the fifth may have been taken anew
+  CHECK(after.versions.back() == 10);
+  const auto num_strangers = publisher.num_strangers();
+  WeightSubscriber former(config, subscribe(publisher, old_ticket, before));
+  CHECK(wait_until([&] { return publisher.num_strangers() > num_strangers; }));
+  CHECK(before.versions.size() == 5);
+}
+
 TEST_CASE("nobody is served without a valid ticket, and noise is counted, not obeyed") {
   const auto config = small_config();
   WeightPublisher publisher({"127.0.0.1", 0, Milliseconds(5000)});

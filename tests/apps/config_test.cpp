@@ -280,3 +280,23 @@ TEST_CASE("letters outside of quotes are an error, not what the reader holds for
   for (const char* text : {"ru\xcf\x9dz = 1\n", "caf\xc3\xa9 = 1\n", "[tr\xc3\xa4ning]\n", "a = \xcf\x9d\n"})
     CHECK_THROWS_AS(Config::from_text(text, "letters.toml", {}), UsageError);
 }
+
+TEST_CASE("[[topology.place]] puts the rules into other processes; what cannot be placed is refused by its name") {
+  const auto place = [](const std::string& keys) { return "[[topology.place]]\n" + keys; };
+  const auto config =
+      Config::from_text(base + place("role = \"reward\"\nwhere = \"remote\"\n"), "test.toml", {"--topology.threads=2"});
+  const auto topology = apps::build_rl_topology(config);
+  CHECK(topology.cluster.reward_is_remote);
+  CHECK(topology.cluster.listen);
+  const auto again = apps::build_rl_topology(Config::from_text(config.print(false), "printed.toml", {}));
+  CHECK(again.cluster.reward_is_remote);
+  CHECK(again.threads == 2);
+  const auto local = apps::build_rl_topology(Config::from_text(base + place("role = \"reward\"\n"), "test.toml", {}));
+  CHECK(!local.cluster.reward_is_remote);
+  CHECK(!local.cluster.listen);
+  CHECK(mentions(rl_error(place("role = \"critic\"\nwhere = \"remote\"\n")), "role = \"critic\""));
+  CHECK(mentions(rl_error(place("role = \"reward\"\nwhere = \"moon\"\n")), "where = \"moon\""));
+  CHECK(mentions(rl_error(place("role = \"reward\"\ncounts = \"3\"\n")), "unknown key counts"));
+  CHECK(mentions(rl_error(place("role = 3\n")), "role = 3 is not a text"));
+  CHECK(mentions(message_of("[topology]\nplace = 3\n"), "[[topology.place]] tables"));
+}

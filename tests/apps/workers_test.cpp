@@ -148,7 +148,8 @@ TEST_CASE("Ctrl-C on a worker gives its work back; wrong tokens, other models an
            {{}, "no token, but the run asks for one"},
            {{"--token-file", wrong.string()}, "wrong token"},
            {{"--token-file", token.string(), "--model", TROUPE_SOURCE_DIR "/configs/models/shakespeare-llama"},
-            "it has another model"}}) {
+            "it has another model"},
+           {{"--token-file", token.string(), "--role", "reward"}, "the run grades in its own process"}}) {
     Program refused(worker(address, more));
     CHECK(refused.finish() == 1);
     CHECK_MESSAGE(refused.text.find("refused this worker: " + reason) != std::string::npos, refused.text);
@@ -165,6 +166,37 @@ TEST_CASE("Ctrl-C on a worker gives its work back; wrong tokens, other models an
   CHECK(run.finish() == 130);
   CHECK(stays.finish() == 0);
   setting.check_every_sample_trained(3);
+}
+
+TEST_CASE("rules in processes of their own: a killed, a frozen and a leaving grader lose no sample") {
+  ClusterRun setting("grade", kEndless, "[[topology.place]]\nrole = \"reward\"\nwhere = \"remote\"\n");
+  Program run(setting.arguments());
+  const auto address = join_address(run);
+  const auto grader = worker(address, {"--role", "reward"});
+  Program maker(worker(address)), killed(grader), frozen(grader);
+  for (auto* program : {&maker, &killed, &frozen}) REQUIRE(program->wait_for_line("joined the run tiny"));
+  REQUIRE(run.wait_for_line("step "));
+  killed.signal(SIGKILL);
+  CHECK(run.wait_for_line("is lost: "));
+  REQUIRE(run.wait_for_line("step "));
+  frozen.signal(SIGSTOP);
+  CHECK(run.wait_for_line("is lost: "));
+  Program third(grader);  // nobody is left to grade before it comes
+  REQUIRE(run.wait_for_line("step "));
+  REQUIRE(run.wait_for_line("step "));
+  frozen.signal(SIGCONT);
+  CHECK(frozen.wait_for_line("trying to join again"));
+  CHECK(frozen.wait_for_line("joined the run tiny"));
+  third.interrupt();
+  CHECK(third.finish() == 130);
+  CHECK(run.wait_for_line(" leaves: "));
+  REQUIRE(run.wait_for_line("step "));
+  REQUIRE(run.wait_for_line("step "));
+  run.interrupt();
+  CHECK(run.finish() == 130);
+  CHECK(maker.finish() == 0);
+  CHECK(frozen.finish() == 0);
+  setting.check_every_sample_trained(6);
 }
 
 TEST_CASE("a worker outlives a killed run and joins the resumed one; without a run it gives up after its time") {

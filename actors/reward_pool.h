@@ -1,0 +1,23 @@
+// The reward pool: plays the reward actor where the rules run in other processes. Graders come and go; a sample waits
+// for the next one, and the answer of one that was given up is not heard any more.
+//
+//   rollout ──score──> pool: waiting ──score──> grader ──graded──> pool ──store──> buffer ──answer──> rollout
+//                        ▲                        │
+//                        └── it fell, or was late ┘
+#pragma once
+
+#include "actors/interfaces.h"
+
+namespace troupe {
+
+struct RewardPoolSetup {
+  std::chrono::milliseconds limit{20'000};              // of one grader's answer
+  std::chrono::milliseconds wait_for_graders{600'000};  // without any, before the run stops
+  int max_asked = 8;                                    // questions that a grader has at a time
+  int max_attempts = 4;                                 // graders that may fall under one sample
+};
+
+reward_pool_actor spawn_reward_pool(caf::actor_system& system, buffer_actor buffer, supervisor_actor supervisor,
+                                    RewardPoolSetup setup);
+
+}  // namespace troupe
