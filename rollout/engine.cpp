@@ -129,8 +129,10 @@ struct Engine::Implementation {
 
   void check_capacity(const Sequence& sequence) const {
     const int64_t num_blocks = count_blocks(config, options, dtype);
-    const int64_t longest =
-        std::min<int64_t>(sequence.num_tokens() + sequence.request.sampling.max_new_tokens, options.max_context_length);
+    // What was sampled before the sequence came here counts among the new tokens.
+    const int64_t longest = std::min<int64_t>(
+        static_cast<int64_t>(sequence.request.prompt_tokens.size()) + sequence.request.sampling.max_new_tokens,
+        options.max_context_length);
     require((longest + options.kv_block_tokens - 1) / options.kv_block_tokens <= num_blocks, "sample ",
             sequence.request.sample_id, " of up to ", longest, " tokens does not fit into the KV cache of ", num_blocks,
             " blocks of ", options.kv_block_tokens, " tokens (rollout.kv_cache_mib)");

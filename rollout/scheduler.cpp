@@ -9,6 +9,14 @@ namespace troupe {
 Scheduler::Scheduler(const SchedulerOptions& options, EngineMetrics& metrics)
     : options_(options), metrics_(metrics), blocks_(options.num_blocks, options.block_tokens) {}
 
+void Scheduler::add(std::unique_ptr<Sequence> sequence) {
+  // Behind a new one it might wait for ever: that one waits for weights, which wait for this one's end (kFinish).
+  const auto place = sequence->resumed
+                         ? std::find_if(waiting_.begin(), waiting_.end(), [](const auto& s) { return !s->resumed; })
+                         : waiting_.end();
+  waiting_.insert(place, std::move(sequence));
+}
+
 StepPlan Scheduler::plan(int64_t version, bool admit) {
   StepPlan plan;
   int64_t budget = options_.prefill_chunk_tokens;

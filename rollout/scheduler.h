@@ -62,7 +62,8 @@ class Scheduler {
  public:
   Scheduler(const SchedulerOptions& options, EngineMetrics& metrics);
 
-  void add(std::unique_ptr<Sequence> sequence) { waiting_.push_back(std::move(sequence)); }
+  /// Last in its line: that of what has tokens already, which goes first, or that of what is new.
+  void add(std::unique_ptr<Sequence> sequence);
   /// Plans the next step under weight version `version`; empty where nothing can run. `admit`: new requests may enter
   /// (preempted ones always may). Throws Error where a request cannot fit into the whole cache.
   StepPlan plan(int64_t version, bool admit);
@@ -97,7 +98,7 @@ class Scheduler {
   SchedulerOptions options_;
   EngineMetrics& metrics_;
   BlockManager blocks_;
-  std::deque<std::unique_ptr<Sequence>> waiting_;   // preempted ones first
+  std::deque<std::unique_ptr<Sequence>> waiting_;   // those with tokens (`resumed`) first
   std::vector<std::unique_ptr<Sequence>> running_;  // in order of admission
 };
 

@@ -113,4 +113,51 @@ TEST_CASE("under finish, tokens of other weights are not gone on with; nor where
   CHECK((begun(OnWeights::kKeep, 2, [](GenerationRequest& r) { r.so_far->tokens.back() = 61; }).versions == anew));
 }
 
+TEST_CASE("under finish, a sample that goes on enters before new ones: weights that wait for its end come") {
+  EngineOptions options = small_options();
+  options.on_weights = OnWeights::kFinish;
+  options.max_sequences = 1;
+  const auto model = [](int64_t version) {
+    return pack_model(scripted_config(61), striding_weights(version, 61, version), at::kFloat, 1);
+  };
+  auto resumed = make_request(3, {5}, 1.0, 6);
+  {
+    Engine before(scripted_config(61), options, nullptr);
+    before.set_weights(model(1));
+    before.add(resumed);
+    before.step();
+    before.step();
+    resumed.so_far = before.unfinished().at(0);
+  }
+  Engine engine(scripted_config(61), options, nullptr);
+  engine.set_weights(model(1));
+  engine.add(make_request(1, {0}, 1.0, 4));
+  engine.step();  // it runs
+  engine.add(make_request(2, {0}, 1.0, 4));
+  engine.add(resumed);
+  engine.set_weights(model(2));
+  const auto finished = run_to_end(engine);
+  CHECK((finished.at(1).versions == std::vector<VersionRun>{{1, 1}}));
+  CHECK((finished.at(3).versions == std::vector<VersionRun>{{1, 1}}));
+  CHECK(finished.at(3).tokens == std::vector<int32_t>{5, 6, 7, 8, 9, 10, 11});
+  CHECK((finished.at(2).versions == std::vector<VersionRun>{{1, 2}}));
+}
+
+TEST_CASE("a sample that goes on fits into the cache that holds its prompt and all of its new tokens") {
+  EngineOptions options = small_options();
+  options.kv_block_tokens = 4;
+  options.kv_cache_blocks = 3;
+  const auto model = pack_model(scripted_config(61), striding_weights(1, 61, 1), at::kFloat, 1);
+  auto request = make_request(1, {0, 1, 2, 3}, 1.0, 8);  // 12 tokens
+  Engine first(scripted_config(61), options, nullptr), second(scripted_config(61), options, nullptr);
+  for (Engine* engine : {&first, &second}) engine->set_weights(model);
+  first.add(request);
+  for (int i = 0; i < 5; ++i) first.step();
+  request.so_far = first.unfinished().at(0);
+  second.add(request);
+  CHECK(run_to_end(second).at(1).tokens == std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
+  request.sampling.max_new_tokens = 9;
+  CHECK_THROWS_AS(second.add(request), Error);
+}
+
 }  // namespace troupe::engine_tests
