@@ -13,6 +13,9 @@ namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 constexpr Milliseconds kConnectLimit{5'000}, kHelloLimit{20'000}, kLeaveLimit{2'000}, kBetweenTries{500};
+/// For new weights, until the rollout actor lets go of those before the last: under on_weights = "finish" it ends
+/// samples first.
+constexpr Milliseconds kRoomLimit{600'000};
 
 Milliseconds milliseconds(double seconds) { return Milliseconds(static_cast<int64_t>(seconds * 1000)); }
 
@@ -42,7 +45,14 @@ class GuestState {
         },
         [this](atom::arrive, const caf::strong_actor_ptr& reward) {
           if (rollout_) caf::anon_send(rollout_, atom::arrive_v, reward);
-          if (grader_) introduce_grader(reward);
+          reward_ = reward;
+          introduce_grader();
+        },
+        [this](atom::load, int32_t seat) {
+          if (!grader_ || seat != seat_) return;
+          is_grader_ready_ = true;
+          log::info(seat_text(), " has loaded its rules");
+          introduce_grader();
         },
         [this](atom::overdue, const std::string& why) { overdue(why); },
         [this](atom::interrupt) { interrupt(); },
@@ -95,6 +105,7 @@ class GuestState {
                 return;
               }
               door_ = door;
+              reward_ = welcome.reward;
               try {
                 seat_ = welcome.seat;
                 if (setup_.options.role == "reward")
@@ -120,7 +131,7 @@ class GuestState {
     const auto model = std::make_shared<const ModelSource>(description);
     auto engine = settings.engine;
     engine.num_threads = setup_.options.num_threads;
-    const auto board = std::make_shared<WeightBoard>(1);
+    const auto board = board_ = std::make_shared<WeightBoard>(1);
     const auto dtype = compute_dtype(settings.dtype);
     const auto limit = milliseconds(settings.score_limit_s);
     run_ = settings.run;
@@ -144,7 +155,7 @@ class GuestState {
     weights.ticket = welcome.ticket;
     weights.silence_limit = milliseconds(settings.lost_after_s);
     weights.on_weights = [=, rollout = rollout_, threads = engine.num_threads](WeightSnapshot snapshot) {
-      board->wait_for_room(limit);
+      board->wait_for_room(kRoomLimit);
       const bool is_first = board->latest() == nullptr;
       board->publish(pack_model(model->config(), snapshot, dtype, threads));
       log::write(is_first ? log::Level::kInfo : log::Level::kDebug,
@@ -166,30 +177,42 @@ class GuestState {
     run_ = settings.run;
     patience_ = milliseconds(settings.lost_after_s);
     for (const auto& reward : settings.rewards) make_reward_function(reward);  // wrong settings are found here
-    grader_ = spawn_grader(self_->system(),
-                           {[rewards = settings.rewards] {
-                              const auto rules = std::make_shared<RewardSet>(rewards);
-                              return ScoreFunction([rules](Trajectory& trajectory) { rules->score(trajectory); });
-                            },
-                            trace_, true});
+    RewardSetup setup;
+    setup.make_score = [rewards = settings.rewards, threads = setup_.options.num_threads] {
+      at::set_num_threads(threads);  // of this thread, and of those that rules begin later
+      const auto rules = std::make_shared<RewardSet>(rewards);
+      return ScoreFunction([rules](Trajectory& trajectory) { rules->score(trajectory); });
+    };
+    setup.trace = trace_;
+    setup.num_scorers = num_parallel_scores(settings.rewards);
+    setup.on_ready = [me = caf::actor_cast<caf::actor_addr>(self_), seat = seat_] {
+      if (const auto guest = caf::actor_cast<caf::strong_actor_ptr>(me))
+        caf::anon_send(caf::actor_cast<guest_actor>(guest), atom::load_v, int32_t{seat});
+    };
+    is_grader_ready_ = false;
+    grader_ = spawn_grader(self_->system(), std::move(setup));
     self_->monitor(grader_);
-    introduce_grader(welcome.reward);
   }
 
-  void introduce_grader(const caf::strong_actor_ptr& pool) {
-    caf::anon_send(caf::actor_cast<reward_pool_actor>(pool), atom::arrive_v,
-                   caf::actor_cast<caf::strong_actor_ptr>(grader_));
+  /// Not before its rules are loaded: until then it could not answer.
+  void introduce_grader() {
+    if (!grader_ || !is_grader_ready_) return;
+    caf::anon_send(caf::actor_cast<reward_pool_actor>(reward_), atom::arrive_v,
+                   caf::actor_cast<caf::strong_actor_ptr>(grader_), caf::actor_cast<caf::strong_actor_ptr>(self_));
   }
 
   /// Its thread may be in the middle of a step; nobody waits for it.
   void end_work() {
+    if (board_) board_->close();  // the subscriber's thread may wait there
     weights_.reset();
+    board_.reset();
     if (const auto who = worker()) {
       self_->demonitor(caf::actor_cast<caf::actor_addr>(who));
       caf::anon_send_exit(caf::actor_cast<caf::actor>(who), caf::exit_reason::user_shutdown);
     }
     rollout_ = rollout_actor();
     grader_ = grader_actor();
+    reward_ = nullptr;
     director_ = {};
     door_ = door_actor();
   }
@@ -216,13 +239,13 @@ class GuestState {
     }
   }
 
-  /// A rollout actor that is only slow hears it, falls and joins anew. One whose engine hangs never looks up again, and
-  /// what it holds of the machine goes with the process alone.
+  /// A worker that is only slow hears it, falls and joins anew. One whose engine or rule hangs never looks up again,
+  /// and what it holds of the machine goes with the process alone.
   void overdue(const std::string& why) {
     if (has_ended_ || !is_at_work()) return;
     why_overdue_ = why;
     log::warning(seat_text(), " is overdue: ", why);
-    caf::anon_send_exit(caf::actor_cast<caf::actor>(worker()), caf::exit_reason::kill);
+    caf::anon_send_exit(caf::actor_cast<caf::actor>(worker()), caf::exit_reason::user_shutdown);
     self_->delayed_send(self_, patience_, atom::overdue_v, int32_t{seat_});
   }
 
@@ -251,8 +274,8 @@ class GuestState {
     has_ended_ = true;
     code_ = code;
     cause_ = cause;
+    tell();  // first: what the work holds may take its time to end, or hang
     end_work();
-    tell();
   }
 
   void tell() {
@@ -274,6 +297,9 @@ class GuestState {
   caf::actor_addr director_;
   rollout_actor rollout_;  // set while at work, as is the grader of role "reward"
   grader_actor grader_;
+  bool is_grader_ready_ = false;
+  caf::strong_actor_ptr reward_;
+  std::shared_ptr<WeightBoard> board_;
   std::unique_ptr<WeightSubscriber> weights_;
   bool has_ended_ = false;
   int32_t code_ = 1;

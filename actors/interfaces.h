@@ -83,8 +83,10 @@ using reward_actor = caf::typed_actor<
 
 /// Reward where others grade: hands samples to graders of other processes, and what they say to the buffer.
 using reward_pool_actor = reward_actor::extend<
-    // A grader is ready. Told by its guest.
-    caf::reacts_to<atom::arrive, caf::strong_actor_ptr>,
+    // A grader is ready, and who tells it: its guest, which is told where the grader is late.
+    caf::reacts_to<atom::arrive, caf::strong_actor_ptr, caf::strong_actor_ptr>,
+    // Graders, questions that they have, samples that wait, as JSON.
+    caf::replies_to<atom::status>::with<std::string>,
     // INTERNAL: looks whether anybody grades.
     caf::reacts_to<atom::overdue>>;
 
@@ -164,6 +166,8 @@ using guest_actor = caf::typed_actor<
     caf::reacts_to<atom::overdue, std::string>,
     // The user wants to stop.
     caf::reacts_to<atom::interrupt>,
+    // INTERNAL: the grader of this seat has loaded its rules.
+    caf::reacts_to<atom::load, int32_t>,
     // INTERNAL: patience with the rollout actor of this seat is at its end.
     caf::reacts_to<atom::overdue, int32_t>,
     // INTERNAL: another try to join.
@@ -171,6 +175,8 @@ using guest_actor = caf::typed_actor<
 
 /// Reporter: keeps <run folder>/status.json up to date, for whoever looks on.
 using reporter_actor = caf::typed_actor<
+    // The reward pool, or who has taken its place.
+    caf::reacts_to<atom::arrive, caf::strong_actor_ptr>,
     // INTERNAL: the next look.
     caf::reacts_to<atom::next>>;
 

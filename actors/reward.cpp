@@ -1,5 +1,6 @@
 #include "actors/reward.h"
 
+#include <atomic>
 #include <cmath>
 
 #include "actors/spawn.h"
@@ -112,6 +113,7 @@ class GraderState {
 
   grader_actor::behavior_type start(RewardSetup setup) {
     scorer_.emplace(setup.make_score);
+    if (setup.on_ready) setup.on_ready();
     return {[this](atom::score, const Packed& packed) -> caf::result<Packed> {
       try {
         return scorer_->score(packed);
@@ -125,6 +127,53 @@ class GraderState {
   std::optional<Scorer> scorer_;
 };
 
+/// As the desk of the reward actor, but one that waits for its scorers when it ends: whoever watches it learns whether
+/// one of them hangs.
+class GraderDeskState {
+ public:
+  using Pointer = grader_actor::stateful_pointer<GraderDeskState>;
+  static constexpr const char* name = "grader";
+
+  explicit GraderDeskState(Pointer self) : self_(self) {}
+
+  grader_actor::behavior_type start(RewardSetup setup) {
+    self_->set_exit_handler([this](caf::exit_msg& exit) { end(exit.reason); });
+    self_->set_down_handler([this](caf::down_msg& down) {
+      std::erase_if(scorers_, [&](const auto& scorer) { return scorer.address() == down.source; });
+      end(down.reason);
+    });
+    const auto num_loading = std::make_shared<std::atomic<int>>(setup.num_scorers);
+    auto one = setup;
+    one.on_ready = [num_loading, on_ready = setup.on_ready] {
+      if (--*num_loading == 0 && on_ready) on_ready();
+    };
+    for (int i = 0; i < setup.num_scorers; ++i) {
+      scorers_.push_back(spawn_worker<grader_actor, GraderState>(setup.detached, self_->system(), one));
+      self_->monitor(scorers_.back());
+    }
+    return {[this](atom::score, const Packed& packed) -> caf::result<Packed> {
+      if (is_ending_ || scorers_.empty()) return caf::make_error(ec::failed, std::string("reward: the grader ends"));
+      return self_->delegate(scorers_[next_++ % scorers_.size()], atom::score_v, packed);
+    }};
+  }
+
+ private:
+  void end(const caf::error& reason) {
+    if (!std::exchange(is_ending_, true)) {
+      reason_ = reason;
+      for (const auto& scorer : scorers_)
+        caf::anon_send_exit(caf::actor_cast<caf::actor>(scorer), caf::exit_reason::user_shutdown);
+    }
+    if (scorers_.empty()) self_->quit(reason_);
+  }
+
+  Pointer self_;
+  std::vector<grader_actor> scorers_;
+  size_t next_ = 0;
+  bool is_ending_ = false;
+  caf::error reason_;
+};
+
 }  // namespace
 
 reward_actor spawn_reward(caf::actor_system& system, buffer_actor buffer, RewardSetup setup) {
@@ -135,6 +184,7 @@ reward_actor spawn_reward(caf::actor_system& system, buffer_actor buffer, Reward
 }
 
 grader_actor spawn_grader(caf::actor_system& system, RewardSetup setup) {
+  if (setup.num_scorers > 1) return spawn_state<grader_actor, GraderDeskState>(system, std::move(setup));
   const bool detached = setup.detached;
   return spawn_worker<grader_actor, GraderState>(detached, system, std::move(setup));
 }

@@ -22,9 +22,12 @@ struct RewardSetup {
   /// other processes.
   int num_scorers = 1;
   std::string role = "reward";  // in the trace; spans of one must not overlap
+  /// Of a grader: called on its thread (the last one's) once the rules are loaded; may be empty.
+  std::function<void()> on_ready = nullptr;
 };
 
 reward_actor spawn_reward(caf::actor_system& system, buffer_actor buffer, RewardSetup setup);
+/// Where it has several scorers, it ends only once all of them have: one that hangs keeps it.
 grader_actor spawn_grader(caf::actor_system& system, RewardSetup setup);
 
 }  // namespace troupe

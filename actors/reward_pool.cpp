@@ -2,6 +2,8 @@
 
 #include <deque>
 
+#include <nlohmann/json.hpp>
+
 #include "actors/question.h"
 #include "base/error.h"
 #include "base/trajectory.h"
@@ -25,7 +27,10 @@ class RewardPoolState {
     self_->delayed_send(self_, look_interval(), atom::overdue_v);
     return {
         [this](atom::score, const Packed& packed) { return score(packed); },
-        [this](atom::arrive, const caf::strong_actor_ptr& grader) { arrive(caf::actor_cast<grader_actor>(grader)); },
+        [this](atom::arrive, const caf::strong_actor_ptr& grader, const caf::strong_actor_ptr& guest) {
+          arrive(caf::actor_cast<grader_actor>(grader), caf::actor_cast<guest_actor>(guest));
+        },
+        [this](atom::status) { return status(); },
         [this](atom::overdue) { look_for_anybody(); },
     };
   }
@@ -39,6 +44,7 @@ class RewardPoolState {
   };
   struct Grader {
     grader_actor handle;
+    guest_actor guest;
     int number = 0;     // for people
     int num_asked = 0;  // questions that it has not answered
   };
@@ -47,16 +53,23 @@ class RewardPoolState {
     auto promise = self_->template make_response_promise<int32_t>();
     const auto id = next_job_++;
     jobs_[id] = {promise, packed, 0, {}};
+    if (waiting_.empty() && graders_.empty()) alone_since_ = self_->clock().now();
     waiting_.push_back(id);
     pump();
     return promise;
   }
 
-  void arrive(const grader_actor& grader) {
+  void arrive(const grader_actor& grader, const guest_actor& guest) {
     if (graders_.contains(grader.address())) return;
     self_->monitor(grader);
-    graders_[grader.address()] = {grader, num_arrived_++, 0};
+    graders_[grader.address()] = {grader, guest, num_arrived_++, 0};
     pump();
+  }
+
+  std::string status() const {
+    int64_t num_asked = 0;
+    for (const auto& [address, grader] : graders_) num_asked += grader.num_asked;
+    return nlohmann::json{{"graders", graders_.size()}, {"asked", num_asked}, {"waiting", waiting_.size()}}.dump();
   }
 
   /// What it was asked goes to others.
@@ -117,8 +130,12 @@ class RewardPoolState {
             [this, id, address, attempt, question](const caf::error& error) {
               if (!is_under_way(id, address, attempt)) return;  // its grader's fall was told
               const auto text = question.failed(*self_, error);
-              if (is_timeout(error) || is_receiver_gone(error)) {
+              if (is_timeout(error)) {
                 give_up(address);
+                return;
+              }
+              if (is_receiver_gone(error)) {
+                gone(address);
                 return;
               }
               release(address);
@@ -138,10 +155,13 @@ class RewardPoolState {
     if (found != graders_.end()) --found->second.num_asked;
   }
 
-  /// One that is late may be stuck in a rule for ever: its process is told to begin anew.
+  /// One that is late may be stuck in a rule for ever: its guest ends it, and its process where that cannot be.
   void give_up(const caf::actor_addr& address) {
     const auto found = graders_.find(address);
-    if (found != graders_.end()) caf::anon_send_exit(found->second.handle, caf::exit_reason::kill);
+    if (found != graders_.end())
+      caf::anon_send(
+          found->second.guest, atom::overdue_v,
+          concat("did not answer a question for ", std::chrono::duration<double>(setup_.limit).count(), " s"));
     gone(address);
   }
 
@@ -191,7 +211,7 @@ class RewardPoolState {
   std::deque<uint64_t> waiting_;
   uint64_t next_job_ = 0;
   int num_arrived_ = 0;
-  Question::Time alone_since_{};
+  Question::Time alone_since_{};  // samples wait, and there is no grader
 };
 
 }  // namespace

@@ -12,11 +12,13 @@ namespace troupe {
 
 struct RewardPoolSetup {
   std::chrono::milliseconds limit{20'000};              // of one grader's answer
-  std::chrono::milliseconds wait_for_graders{600'000};  // without any, before the run stops
+  std::chrono::milliseconds wait_for_graders{600'000};  // of samples, without any, before the run stops
   int max_asked = 8;                                    // questions that a grader has at a time
   int max_attempts = 4;                                 // graders that may fall under one sample
 };
 
+/// A reward actor that asks the graders that are introduced to it. Where samples wait and nobody grades for
+/// `wait_for_graders`, it tells the supervisor so, and that the run is to wind down.
 reward_pool_actor spawn_reward_pool(caf::actor_system& system, buffer_actor buffer, supervisor_actor supervisor,
                                     RewardPoolSetup setup);
 

@@ -17,6 +17,7 @@ double WeightBoard::wait_for_room(std::chrono::milliseconds limit) {
   std::unique_lock lock(mutex_);
   // Readers drop plain shared pointers, which notify nobody: looks every 2 ms, only while the board is full.
   while (true) {
+    require(!is_closed_, "weights: nobody takes them here any more");
     prune();
     if (static_cast<int>(alive_.size()) <= num_readers_) break;
     if (Clock::now() - start > limit) {
@@ -30,6 +31,12 @@ double WeightBoard::wait_for_room(std::chrono::milliseconds limit) {
     released_.wait_for(lock, kLook);
   }
   return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void WeightBoard::close() {
+  const std::lock_guard lock(mutex_);
+  is_closed_ = true;
+  released_.notify_all();
 }
 
 void WeightBoard::publish(Pointer model) {

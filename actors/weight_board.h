@@ -21,8 +21,10 @@ class WeightBoard {
   explicit WeightBoard(int num_readers) : num_readers_(num_readers) {}
 
   /// Blocks until one more snapshot may exist. Returns the seconds waited; throws Error after `limit`, naming the
-  /// count.
+  /// count, and where the board is closed.
   double wait_for_room(std::chrono::milliseconds limit);
+  /// Nobody reads here any more: ends the wait for room, now and from now on.
+  void close();
   /// Hangs up a snapshot; the previous one lives on with its readers. Returns nothing to wait for.
   void publish(Pointer model);
   /// Newest snapshot; null before the first.
@@ -41,6 +43,7 @@ class WeightBoard {
   Pointer latest_;
   mutable std::vector<std::weak_ptr<const PackedModel>> alive_;
   int most_alive_ = 0;
+  bool is_closed_ = false;
 };
 
 }  // namespace troupe

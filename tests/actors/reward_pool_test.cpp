@@ -28,10 +28,32 @@ grader_actor spawn_confused_grader(caf::actor_system& system) {
   });
 }
 
+/// What a grader's process hears of it; it ends the grader that is late.
+guest_actor spawn_keeper(caf::actor_system& system, const caf::strong_actor_ptr& grader,
+                         std::shared_ptr<std::vector<std::string>> overdue) {
+  return system.spawn([=, address = caf::actor_cast<caf::actor_addr>(grader)](guest_actor::pointer) {
+    return guest_actor::behavior_type{
+        [](atom::ended) -> caf::result<int32_t, std::string> { return caf::make_error(ec::failed); },
+        [](atom::ended, const std::string&) {},
+        [](atom::arrive, const caf::strong_actor_ptr&) {},
+        [=](atom::overdue, const std::string& why) {
+          overdue->push_back(why);
+          if (const auto who = caf::actor_cast<caf::strong_actor_ptr>(address))
+            caf::anon_send_exit(caf::actor_cast<caf::actor>(who), caf::exit_reason::kill);
+        },
+        [](atom::interrupt) {},
+        [](atom::load, int32_t) {},
+        [](atom::overdue, int32_t) {},
+        [](atom::next) {},
+    };
+  });
+}
+
 /// A run whose reward is a pool of the graders that are there; they outlive the pool, as their guests' would.
 struct PooledRun : VirtualRun {
   RewardPoolSetup pool;
   std::vector<grader_actor> graders;
+  std::shared_ptr<std::vector<std::string>> overdue = std::make_shared<std::vector<std::string>>();  // graders
   PooledRun() {
     pool.limit = 20 * kUnit;
     pool.wait_for_graders = 100 * kUnit;
@@ -43,8 +65,21 @@ struct PooledRun : VirtualRun {
     };
   }
   ~PooledRun() { graders.clear(); }
-  static void introduce(const reward_pool_actor& actor, const grader_actor& grader) {
-    caf::anon_send(actor, atom::arrive_v, caf::actor_cast<caf::strong_actor_ptr>(grader));
+  void introduce(const reward_pool_actor& actor, const grader_actor& grader) {
+    const auto pointer = caf::actor_cast<caf::strong_actor_ptr>(grader);
+    caf::anon_send(actor, atom::arrive_v, pointer,
+                   caf::actor_cast<caf::strong_actor_ptr>(stage.add(spawn_keeper(stage.system, pointer, overdue))));
+  }
+  void introduce(const grader_actor& grader) { introduce(caf::actor_cast<reward_pool_actor>(reward), grader); }
+  std::string pool_status() {
+    std::string status;
+    auto client = stage.system.spawn([&](caf::event_based_actor* self) {
+      self->request(caf::actor_cast<reward_pool_actor>(reward), caf::infinite, atom::status_v)
+          .then([&](const std::string& answer) { status = answer; });
+    });
+    stage.add(client);
+    stage.run_jobs();
+    return status;
   }
   grader_actor good_grader() {
     return stage.add(spawn_grader(stage.system, {[this] { return score; }, trace, false}));
@@ -79,6 +114,8 @@ TEST_CASE("a grader that falls, one that hangs and one that confuses samples: ot
   CHECK_MESSAGE(run.code == 0, run.cause);
   run.check_each_trained_once(8);
   for (const auto& [sample, fate] : run.fates()) CHECK(fate == "trained");
+  // The one that hangs is given up once, and the process that it is in hears of it.
+  CHECK((*run.overdue == std::vector<std::string>{"did not answer a question for 20 s"}));
 }
 
 TEST_CASE("an answer for another sample is that question's failure, and is asked for again") {
@@ -88,7 +125,7 @@ TEST_CASE("an answer for another sample is that question's failure, and is asked
   run.graders = {run.stage.add(spawn_confused_grader(run.stage.system))};
   run.start();
   run.stage.pass(kUnit);
-  PooledRun::introduce(caf::actor_cast<reward_pool_actor>(run.reward), run.good_grader());
+  run.introduce(run.good_grader());
   caf::anon_send_exit(run.graders[0], caf::exit_reason::kill);
   REQUIRE(run.play());
   CHECK_MESSAGE(run.code == 0, run.cause);
@@ -103,7 +140,8 @@ TEST_CASE("without graders samples wait for one to join, and the run stops by th
     run.start();
     run.stage.pass(50 * kUnit);
     CHECK(run.num_steps_trained == 0);
-    PooledRun::introduce(caf::actor_cast<reward_pool_actor>(run.reward), run.good_grader());
+    CHECK(run.pool_status() == R"({"asked":0,"graders":0,"waiting":2})");
+    run.introduce(run.good_grader());
     REQUIRE(run.play());
     CHECK_MESSAGE(run.code == 0, run.cause);
     run.check_each_trained_once(3);
@@ -113,7 +151,27 @@ TEST_CASE("without graders samples wait for one to join, and the run stops by th
     CHECK(run.code == 1);
     CHECK_MESSAGE(run.cause.find("(cluster.wait_for_workers_s)") != std::string::npos, run.cause);
     CHECK(run.stage.now() < 200 * kUnit);
+    CHECK(run.stage.now() >= 100 * kUnit);
   }
+}
+
+TEST_CASE("the pool is patient for as long as somebody waits for a score, not for as long as nobody grades") {
+  // Steps of 150 units in which nothing is to be graded, and 60 units without a grader in which something is.
+  PooledRun run;
+  run.num_steps = 3;
+  run.train_time = [](int, int64_t) { return 150 * kUnit; };
+  run.graders = {run.good_grader()};
+  run.shard.on_train = [&](int, const TrainBatch& batch) {
+    if (batch.step == 1) caf::anon_send_exit(run.graders[0], caf::exit_reason::kill);
+  };
+  run.start();
+  run.stage.pass(210 * kUnit);
+  CHECK(run.num_steps_trained == 1);
+  CHECK(run.pool_status() == R"({"asked":0,"graders":0,"waiting":2})");
+  run.introduce(run.good_grader());
+  REQUIRE(run.play());
+  CHECK_MESSAGE(run.code == 0, run.cause);
+  run.check_each_trained_once(3);
 }
 
 }  // namespace troupe
