@@ -45,7 +45,7 @@ class BufferState {
                                 {"complete", buffer_->num_waiting()},
                                 {"in_flight", buffer_->num_in_flight()},
                                 {"num_duplicates", buffer_->num_duplicates()}}
-              .dump();
+              .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
         },
     };
   }

@@ -14,13 +14,17 @@ struct ReporterSetup {
   std::filesystem::path path;
   std::shared_ptr<Trace> trace;
   std::chrono::milliseconds interval{1'000};
-  std::chrono::milliseconds limit{2'000};    // for the run control's answer
+  std::chrono::milliseconds limit{2'000};    // for an answer of the run control, of the reward pool
   std::chrono::milliseconds window{10'000};  // that rates and idle shares are of
 };
 
+/// Nothing that it reads or cannot write ends it: the next look comes. The reward pool, where there is one, is
+/// introduced to it.
 reporter_actor spawn_reporter(caf::actor_system& system, run_control_actor control, ReporterSetup setup);
 
-/// The last word: the run is over, and how. What stood in the file stays.
+/// The first word: a run begins, before anybody can tell more. Throws Error where the file cannot be written.
+void open_status(const std::filesystem::path& path);
+/// The last word: the run is over, and how. What stood in the file stays. Throws nothing.
 void close_status(const std::filesystem::path& path, const std::string& how);
 
 }  // namespace troupe

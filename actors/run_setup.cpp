@@ -124,6 +124,7 @@ void cast_data_and_trainer(CastList& cast, DataSetup data, TrainerSetup trainer)
 int play_and_finish(CastList cast, PlayOptions options, const std::shared_ptr<RunRecorder>& recorder,
                     const std::shared_ptr<Trace>& trace, const std::filesystem::path& run_folder, bool write_trace) {
   const auto status = run_folder / "status.json";
+  open_status(status);  // what an earlier life of the run left there says that it is over
   cast.start_reporter = [=](caf::actor_system& system, run_control_actor control) {
     return spawn_reporter(system, std::move(control), {status, trace});
   };

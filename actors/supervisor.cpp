@@ -84,7 +84,13 @@ class SupervisorState {
     const auto trainer = watch(cast_.start_trainer(system, source, control_, me), "trainer");
     for (int32_t seat = 0; seat < cast_.num_rollouts; ++seat) start_rollout(seat);
     if (cast_.start_reporter) reporter_ = cast_.start_reporter(system, control_);
+    introduce_pool();
     caf::anon_send(trainer, atom::next_v);
+  }
+
+  void introduce_pool() {
+    if (reporter_ && cast_.reward_is_pool)
+      caf::anon_send(reporter_, atom::arrive_v, caf::actor_cast<caf::strong_actor_ptr>(reward_));
   }
 
   void start_rollout(int32_t seat) {
@@ -99,14 +105,16 @@ class SupervisorState {
     everybody_.erase(seat);
     const auto cause = describe_error(down.reason, self_->system());
     if (seat.role == "rollout") rollouts_.erase(seat.seat);
-    if (seat.role == "rollout" || seat.role == "reward")
+    if (seat.role == "rollout" || seat.role == "reward") {
       replace(seat, cause);
-    else if (seat.role == "gate")
+    } else if (seat.role == "gate") {
+      gate_ = gate_actor();
       cast_.observer->say("the gate fell, no other worker can join: " + cause);
-    else if (seat.role == "evaluator")
+    } else if (seat.role == "evaluator") {
       cast_.observer->say("the evaluator fell and is not restarted: " + cause);
-    else
+    } else {
       end(1, concat(failure_.empty() ? "" : failure_ + "; then ", seat.text(), " fell: ", cause));
+    }
   }
 
   void note_failure(const std::string& cause) {
@@ -153,6 +161,7 @@ class SupervisorState {
     for (const auto& [id, rollout] : rollouts_)
       caf::anon_send(rollout, atom::arrive_v, caf::actor_cast<caf::strong_actor_ptr>(reward_));
     if (gate_) caf::anon_send(gate_, atom::arrive_v, caf::actor_cast<caf::strong_actor_ptr>(reward_));
+    introduce_pool();
   }
 
   void overdue(const Seat& seat, const caf::strong_actor_ptr& who, const std::string& why) {

@@ -28,6 +28,7 @@ struct CastList {
   /// Where workers of other processes may join; throws Error where it cannot listen.
   std::function<gate_actor(caf::actor_system&, director_actor, reward_actor)> start_gate;
   std::function<int()> num_joined;  // of them, now
+  bool reward_is_pool = false;      // the reward actor is a reward_pool_actor
   /// Whoever tells the world how the run stands; may be empty. Nobody misses it.
   std::function<reporter_actor(caf::actor_system&, run_control_actor)> start_reporter;
   /// Pre-training: one actor is batch source and run control.

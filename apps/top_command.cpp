@@ -133,6 +133,11 @@ std::string top_page(const Json& status, const Json& step, double now_s, bool is
   if (control.contains("buffer"))
     page += concat("groups complete ", control["buffer"].value("complete", 0), ", in flight ",
                    control["buffer"].value("in_flight", 0), "\n");
+  if (status.contains("reward_pool")) {
+    const auto& pool = status["reward_pool"];
+    page += concat("graders ", pool.value("graders", 0), "   samples asked about ", pool.value("asked", 0),
+                   ", waiting for a grader ", pool.value("waiting", 0), "\n");
+  }
   if (!control.contains("step") && control.contains("text")) page += control["text"].get<std::string>() + "\n";
 
   page += concat("\n", padded("role", 12), " idle  at\n");

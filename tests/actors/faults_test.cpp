@@ -18,6 +18,40 @@ void check_all_trained(const VirtualRun& run, size_t num_groups) {
 
 }  // namespace
 
+TEST_CASE("once the gate has fallen, a worker of another process that is overdue is ended by the supervisor itself") {
+  VirtualRun run;
+  run.num_steps = 2;
+  gate_actor gate;
+  run.start_gate = [&](caf::actor_system& system) {
+    return gate = system.spawn([](gate_actor::pointer) -> gate_actor::behavior_type {
+      return {
+          [](atom::hello, const Hello&) { return Welcome{}; },        [](atom::leave, int32_t) { return int32_t{0}; },
+          [](atom::ended, const std::string&) { return int32_t{0}; }, [](atom::arrive, const caf::strong_actor_ptr&) {},
+          [](atom::overdue, int32_t, const std::string&) {},          [](atom::next) {},
+      };
+    });
+  };
+  bool has_ended = false;
+  // Nothing is graded before, so that the run goes on.
+  run.reward_time = [](uint64_t) { return kUnit; };
+  run.start();
+  run.stage.coordinator.run();
+  const auto foreign = run.stage.add(run.stage.system.spawn(
+      timed_rollout, TimedRollout{7, 1, run.director, run.reward, run.board, [](uint64_t) { return kUnit; }, {}}));
+  foreign->attach_functor([&] { has_ended = true; });
+  caf::anon_send_exit(gate, caf::exit_reason::kill);
+  gate = gate_actor();
+  run.stage.run_jobs();
+  CHECK_FALSE(has_ended);
+  caf::anon_send(run.supervisor, atom::overdue_v, std::string("rollout"), int32_t{7},
+                 caf::actor_cast<caf::strong_actor_ptr>(foreign), std::string("hangs"));
+  run.stage.run_jobs();
+  CHECK(has_ended);
+  REQUIRE(run.play());
+  CHECK_MESSAGE(run.code == 0, run.cause);
+  check_all_trained(run, 2);
+}
+
 TEST_CASE("a rollout worker that throws in the middle of a sample is restarted, and its work is done once") {
   VirtualRun run;
   run.admission = {2, 1, 1};

@@ -151,6 +151,7 @@ struct VirtualRun {
   std::function<evaluator_actor(caf::actor_system&)> start_evaluator;
   std::function<reward_actor(caf::actor_system&, buffer_actor)> start_reward;
   std::function<rollout_actor(caf::actor_system&, int, director_actor, reward_actor)> start_rollout;
+  std::function<gate_actor(caf::actor_system&)> start_gate;  // none where empty
   // Outcome
   int code = -1;
   std::string cause;
@@ -274,6 +275,10 @@ struct VirtualRun {
         reward = spawn_reward(system, to, {[this] { return score; }, trace, false});
       return stage.add(reward);
     };
+    if (start_gate)
+      cast.start_gate = [this](caf::actor_system& system, const director_actor&, const reward_actor&) {
+        return stage.add(start_gate(system));
+      };
     cast.start_rollout = [this](caf::actor_system& system, int worker, director_actor to, reward_actor from) {
       ++num_starts[worker];
       rollout_actor made;

@@ -18,8 +18,9 @@ Json status_of_a_run() {
       {"time", 1000.0},
       {"process", 77},
       {"tokens_per_second", 1234.0},
-      {"idle", {{"reward", 0.9}, {"shard 0", 0.25}, {"rollout 0", 0.5}}},
-      {"doing", {{"shard 0", {{"what", "train step"}, {"for_s", 2.25}}}}},
+      {"idle", {{"reward", 0.9}, {"trainer", 0.25}, {"rollout 0", 0.5}}},
+      {"doing", {{"trainer", {{"what", "train step"}, {"for_s", 2.25}}}}},
+      {"reward_pool", {{"graders", 2}, {"asked", 5}, {"waiting", 9}}},
       {"questions", {{{"who", "trainer, step 8"}, {"whom", "shard 0 of 1"}, {"what", "train step"}, {"for_s", 2.3}}}},
       {"control",
        {{"step", 7},
@@ -49,7 +50,8 @@ TEST_CASE("a page names roles, versions, slots, queues, idle shares, tokens a se
        {"step 7 of 100   policy version 7   trained for 1:05\n", "reward 0.500", "trained tokens/s 900",
         "made tokens/s 1234",
         "slots 12 of 16 taken   samples under way 40, waiting for a worker 4, issued again 3, given up 1",
-        "groups complete 2, in flight 10", "shard 0       25 %  train step for 2.2 s", "reward        90 %  -",
+        "groups complete 2, in flight 10", "graders 2   samples asked about 5, waiting for a grader 9\n",
+        "trainer       25 %  train step for 2.2 s", "reward        90 %  -",
         "rollout 0     12 %  version 6, 32 samples, 600 tokens/s, heard of 0.5 s ago",
         "    2.3 s  trainer, step 8 for shard 0 of 1 (train step)"})
     CHECK_MESSAGE(has(page, part), part, "\n", page);
@@ -67,12 +69,12 @@ TEST_CASE("top looks at a run that goes on and at one that is over; a folder wit
   Program run({"rl", config});
   REQUIRE(run.wait_for_line("step 3/"));
   Program live({"top", "--run", setting.run_folder().string(), "--interval-s", "0.1"});
-  CHECK(live.wait_for_line("shard 0"));  // shares come with the second look
+  CHECK(live.wait_for_line("trainer"));  // shares come with the second look
   CHECK(live.wait_for_line("rollout 1"));
   {
     Program top({"top", "--run", setting.run_folder().string(), "--once"});
     CHECK(top.finish() == 0);
-    for (const char* part : {"of 100000   policy version ", "slots ", "rollout 0", "rollout 1", "shard 0"})
+    for (const char* part : {"of 100000   policy version ", "slots ", "rollout 0", "rollout 1", "trainer"})
       CHECK_MESSAGE(has(top.text, part), part, "\n", top.text);
   }
   run.interrupt();
