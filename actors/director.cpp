@@ -1,5 +1,6 @@
 #include "actors/director.h"
 
+#include "actors/busy.h"
 #include "actors/question.h"
 #include "base/log.h"
 #include "base/trajectory.h"
@@ -42,35 +43,36 @@ class DirectorState {
           arrive(worker, credit, version, handle);
         },
         [this](atom::applied, int32_t worker, int64_t version) {
-          const Busy busy(busy_s_);
+          const Busy busy(busy_);
           touch(worker);
           work_->acknowledge(worker, version);
           pump();
         },
         [this](atom::generated, const SampleReport& report) {
-          const Busy busy(busy_s_);
+          const Busy busy(busy_);
           touch(report.worker);
           work_->generated(report.worker, report.sample_id, report.attempt);
           pump();
         },
         [this](atom::failed, const SampleReport& report) { failed(report); },
         [this](atom::finished, uint64_t sample_id) {
-          const Busy busy(busy_s_);
+          const Busy busy(busy_);
           work_->finished(sample_id);
           num_failed_groups_ = 0;
         },
         [this](atom::dropped, const GroupDrop& drop) { dropped(drop); },
         [this](atom::batch, int64_t step, const std::string& summary) {
-          const Busy busy(busy_s_);
+          const Busy busy(busy_);
           summaries_[step] = nlohmann::json::parse(summary);
         },
         [this](atom::progress, const WorkerStatus& status) {
-          const Busy busy(busy_s_);
+          const Busy busy(busy_);
           touch(status.worker);
           if (const auto found = workers_.find(status.worker); found != workers_.end()) found->second.status = status;
           setup_.recorder->status(status);
         },
         [this](atom::leave, int32_t worker) {
+          const Busy busy(busy_);
           if (workers_.contains(worker)) lose(worker, "it leaves", false);
           pump();
         },
@@ -87,18 +89,6 @@ class DirectorState {
     Question::Time heard;
     WorkerStatus status;
   };
-  /// Adds the time of its life to the director's own.
-  class Busy {
-   public:
-    explicit Busy(double& sum_s) : sum_s_(sum_s), begin_(std::chrono::steady_clock::now()) {}
-    ~Busy() { sum_s_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
-    Busy(const Busy&) = delete;
-    Busy& operator=(const Busy&) = delete;
-
-   private:
-    double& sum_s_;
-    std::chrono::steady_clock::time_point begin_;
-  };
   using Promise = caf::typed_response_promise<StepDecision>;
 
   /// Longest wait for words that only explain something else's time-out.
@@ -110,6 +100,7 @@ class DirectorState {
   std::string who() const { return concat("director, step ", state_.step + 1); }
 
   caf::result<std::string> status() {
+    const Busy busy(busy_);
     auto promise = self_->template make_response_promise<std::string>();
     std::string text =
         concat(who(), ": ", work_->describe(), "; ", slots_->num_live(), " of ", slots_->capacity(), " slots taken");
@@ -122,17 +113,23 @@ class DirectorState {
     const Question question(*self_, who(), "the buffer", "status");
     self_->request(buffer_, std::min(setup_.limit, kLastWords), atom::status_v)
         .then(
-            [promise, text, status](const std::string& answer) mutable {
+            [this, promise, text, status](const std::string& answer) mutable {
+              const Busy busy(busy_);
               auto buffer = nlohmann::json::parse(answer);
               status["text"] = concat(text, "; buffer: ", buffer.at("text").get<std::string>());
               status["buffer"] = std::move(buffer);
-              promise.deliver(status.dump());
+              promise.deliver(dump(status));
             },
             [this, promise, text, status, question](const caf::error& error) mutable {
               status["text"] = concat(text, "; ", question.failed(*self_, error));
-              promise.deliver(status.dump());
+              promise.deliver(dump(status));
             });
     return promise;
+  }
+
+  /// Texts of others may hold any bytes.
+  static std::string dump(const nlohmann::json& json) {
+    return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   }
 
   nlohmann::json describe_now() const {
@@ -156,6 +153,7 @@ class DirectorState {
   }
 
   void interrupt() {
+    const Busy busy(busy_);
     interrupted_ = true;
     if (setup_.stop_evaluation) setup_.stop_evaluation();
     end_evaluation(false);
@@ -212,7 +210,7 @@ class DirectorState {
     return so_far;
   }
 
-  /// `in_buffer`: the buffer has not heard of the group yet.
+  /// `announce`: the buffer has not heard of the group yet.
   void begin_group(const Admission& admission, const std::vector<uint64_t>& finished, bool announce) {
     const auto group = admission.group;
     if (announce)
@@ -239,7 +237,7 @@ class DirectorState {
   }
 
   void failed(const SampleReport& report) {
-    const Busy busy(busy_s_);
+    const Busy busy(busy_);
     touch(report.worker);
     work_->generated(report.worker, report.sample_id, report.attempt);
     work_->failed(report.sample_id, report.attempt, report.failure);
@@ -256,7 +254,7 @@ class DirectorState {
   }
 
   void dropped(const GroupDrop& drop) {
-    const Busy busy(busy_s_);
+    const Busy busy(busy_);
     slots_->drop(drop.group, drop.reason);
     forget_group(drop.group);
     setup_.recorder->dropped(drop);
@@ -277,7 +275,7 @@ class DirectorState {
   // -- workers -------------------------------------------------------------------------------------------------------
 
   void arrive(int32_t worker, int32_t credit, int64_t version, const caf::strong_actor_ptr& handle) {
-    const Busy busy(busy_s_);
+    const Busy busy(busy_);
     if (workers_.contains(worker)) lose(worker, "was replaced");
     workers_[worker] = {caf::actor_cast<rollout_actor>(handle), now(), {}};
     self_->monitor(workers_[worker].handle);
@@ -289,6 +287,7 @@ class DirectorState {
   }
 
   void worker_down(const caf::down_msg& down) {
+    const Busy busy(busy_);
     for (const auto& [worker, entry] : workers_) {
       if (entry.handle.address() == down.source) {
         lose(worker, describe_error(down.reason, self_->system()));
@@ -332,6 +331,7 @@ class DirectorState {
   }
 
   void look_for_overdue() {
+    const Busy busy(busy_);
     std::vector<int> overdue;
     for (const auto& [worker, entry] : workers_)
       if (work_->num_at(worker) > 0 && now() - entry.heard > setup_.limit) overdue.push_back(worker);
@@ -355,6 +355,7 @@ class DirectorState {
   }
 
   caf::result<StepDecision> decide() {
+    const Busy busy(busy_);
     auto promise = self_->template make_response_promise<StepDecision>();
     const bool first = !started_;
     started_ = true;
@@ -376,7 +377,7 @@ class DirectorState {
   }
 
   caf::result<StepDecision> trained(const StepReport& report) {
-    const Busy busy(busy_s_);
+    const Busy busy(busy_);
     auto promise = self_->template make_response_promise<StepDecision>();
     slots_->train(report.groups, report.version);
     for (const auto group : report.groups) forget_group(group);
@@ -410,7 +411,7 @@ class DirectorState {
     metrics["messages/num_failed_questions"] = num_failed_questions();
     for (const auto& [reason, count] : slots_->dropped()) metrics["rollout_buffer/dropped/" + reason] = count;
     metrics["timing/weight_sync/most_snapshots"] = setup_.board->most_alive();
-    metrics["timing/director(s)"] = busy_s_ - std::exchange(recorded_busy_s_, busy_s_);
+    metrics["timing/director(s)"] = busy_.take_s();
     setup_.recorder->step(report.step, std::move(metrics), summary.is_object() ? summary["journal"] : nlohmann::json(),
                           summary.is_object() ? summary["samples"] : nlohmann::json::array());
   }
@@ -428,12 +429,14 @@ class DirectorState {
     self_->request(evaluator_, setup_.limit, atom::evaluate_v, int64_t{state_.step})
         .then([this](const std::string& json) { evaluated(nlohmann::json::parse(json)); },
               [this, question](const caf::error& error) {
+                const Busy busy(busy_);
                 if (after_evaluation_) question.failed(*self_, error);
                 end_evaluation(false);
               });
   }
 
   void evaluated(nlohmann::json metrics) {
+    const Busy busy(busy_);
     if (!after_evaluation_) return;
     state_.evaluated_step = state_.step;
     const double score = metrics.value("evaluation/score", 0.0);
@@ -492,7 +495,8 @@ class DirectorState {
             ->request<caf::message_priority::high>(entry.handle, std::min(setup_.limit, kSnapshotLimit),
                                                    atom::snapshot_v)
             .then(
-                [worker = worker, gather](const Packed& packed) {
+                [this, worker = worker, gather](const Packed& packed) {
+                  const Busy busy(busy_);
                   try {
                     gather->samples.merge(unpack_unfinished(packed.bytes));
                   } catch (const Error& error) {
@@ -501,6 +505,7 @@ class DirectorState {
                   gather->one_less();
                 },
                 [this, gather, question](const caf::error& error) {
+                  const Busy busy(busy_);
                   question.failed(*self_, error);
                   gather->one_less();
                 });
@@ -514,6 +519,7 @@ class DirectorState {
     self_->request(buffer_, setup_.limit, atom::snapshot_v)
         .then(
             [this, promise, decision, unfinished = std::move(unfinished)](const Packed& groups) mutable {
+              const Busy busy(busy_);
               setup_.recorder->sync();
               state_.live = slots_->in_order();
               state_.next_index = slots_->next_index();
@@ -547,8 +553,8 @@ class DirectorState {
   std::function<void(bool best)> after_evaluation_;  // set while one is under way
   bool started_ = false, held_ = false, interrupted_ = false;
   int64_t num_given_up_ = 0;
-  double busy_s_ = 0, recorded_busy_s_ = 0;  // of this actor's own work
-  int64_t num_failed_groups_ = 0;            // since a sample was finished
+  BusyTime busy_;
+  int64_t num_failed_groups_ = 0;  // since a sample was finished
 };
 
 }  // namespace
