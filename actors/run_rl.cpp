@@ -142,6 +142,7 @@ int run_rl(const RlTopology& topology) {
   cast.needs_every_rollout = group_to_worker == GroupToWorker::kFixed;
   cast.restarts = restart_options(topology.limits);
   cast.observer = observer;
+  cast.reward_is_pool = topology.cluster.reward_is_remote;
   cast.start_buffer = [=, saved_groups = saved_groups](caf::actor_system& system) {
     TokenText text = [model](const std::vector<int32_t>& tokens) { return model->tokenizer()->decode(tokens, false); };
     return spawn_buffer(system, {buffer_options, std::move(text), saved_groups, live});
@@ -215,9 +216,11 @@ int run_rl(const RlTopology& topology) {
   const auto credit =
       engine.max_sequences + static_cast<int>(std::min<int64_t>(num_samples_per_group, engine.max_sequences));
   auto score_limit = std::min(limit, milliseconds_of(score_limit_s));
-  // A sample may wait for a grader to join, and for others in the place of those that fell.
+  // A sample may wait for a grader to join, for others in the place of those that fell, and for the samples that were
+  // asked about before it.
   if (topology.cluster.reward_is_remote)
-    score_limit = 2 * wait_for_workers + RewardPoolSetup().max_attempts * milliseconds_of(grade_limit_s);
+    score_limit = 2 * wait_for_workers + RewardPoolSetup().max_attempts * milliseconds_of(grade_limit_s) +
+                  milliseconds_of(longest_s * RolloutSetup().max_scores_asked * num_askers);
   if (publisher != nullptr)
     add_gate(cast, topology.cluster,
              {topology.run.name,
@@ -286,7 +289,7 @@ nlohmann::json describe(const RlTopology& topology) {
   return {{"roles",
            {{"director", 1},
             {"rollout", topology.rollout.num_workers},
-            {"reward", 1},
+            {topology.cluster.reward_is_remote ? "reward, in workers of role reward" : "reward", 1},
             {"buffer", 1},
             {"trainer", 1},
             {"shard", topology.mesh.num_ranks()},

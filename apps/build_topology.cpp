@@ -205,7 +205,7 @@ LimitOptions limit_options(const Config& config) {
 /// [[topology.place]]: the roles that may be in other processes. Rollout workers join by themselves, as many as there
 /// are.
 bool is_reward_remote(const Config& config) {
-  bool is_remote = false;
+  std::optional<bool> is_remote;
   for (const auto& place : config.places()) {
     for (const auto& [key, value] : place.items()) {
       if (key != "role" && key != "where")
@@ -219,9 +219,16 @@ bool is_reward_remote(const Config& config) {
     if (role != "reward")
       throw UsageError(concat("[[topology.place]]: role = \"", role, "\": only \"reward\" can be placed; ",
                               "rollout workers join a run that listens (cluster.listen), ranks are threads of it"));
+    if (is_remote) throw UsageError("[[topology.place]]: role = \"reward\" is placed twice");
     is_remote = where == "remote";
   }
-  return is_remote;
+  return is_remote.value_or(false);
+}
+
+/// For commands whose roles are all in one process.
+void refuse_places(const Config& config) {
+  if (!config.places().empty())
+    throw UsageError("[[topology.place]] is for `troupe rl`: nothing of this run can be in other processes");
 }
 
 ClusterOptions cluster_options(const Config& config) {
@@ -302,7 +309,8 @@ EvaluationOptions evaluation_options(const Config& config, const PromptSourceOpt
   return evaluation;
 }
 
-std::vector<RewardOptions> reward_options(const Config& config) {
+/// `are_elsewhere`: no rule runs in this process.
+std::vector<RewardOptions> reward_options(const Config& config, bool are_elsewhere) {
   if (config.rewards().empty()) {
     throw UsageError("no [[reward]] table: RL needs at least one, for example\n[[reward]]\nkind = \"number\"");
   }
@@ -311,6 +319,7 @@ std::vector<RewardOptions> reward_options(const Config& config) {
   for (const auto& table : config.rewards()) {
     RewardOptions reward;
     reward.settings = table;
+    reward.is_elsewhere = are_elsewhere;
     auto take = [&](const char* key, auto fallback) {
       const auto found = reward.settings.find(key);
       if (found == reward.settings.end()) return fallback;
@@ -431,6 +440,7 @@ TextDataOptions text_data_options(const Config& config, const std::string& kind,
 
 /// What every run of the trainer alone has.
 PretrainTopology trainer_topology(const Config& config, const std::string& kind, const std::string& command) {
+  refuse_places(config);
   PretrainTopology topology;
   topology.run = run_options(config);
   topology.model = model_options(config);
@@ -507,8 +517,9 @@ RlTopology build_rl_topology(const Config& config) {
     topology.rollout.group_to_worker = "fixed";
   if (topology.run.deterministic && topology.rollout.group_to_worker != "fixed")
     refuse(config, "rollout.group_to_worker", "run.deterministic needs \"fixed\"");
-  topology.rewards = reward_options(config);
   topology.evaluation = evaluation_options(config, topology.data);
+  // Evaluation grades in this process.
+  topology.rewards = reward_options(config, topology.cluster.reward_is_remote && !topology.evaluation.enable);
   topology.checkpoint = checkpoint_options(config);
   topology.limits = limit_options(config);
   topology.metrics = metrics_options(config);
@@ -546,6 +557,7 @@ PretrainTopology build_dpo_topology(const Config& config) {
 }
 
 PlanTopology build_plan_topology(const Config& config) {
+  refuse_places(config);
   PlanTopology plan;
   plan.model_path = model_options(config).path;
   plan.mesh = mesh_degrees(config, kMaxPlannedRanks);

@@ -63,10 +63,14 @@ class ModelReward : public RewardFunction {
     if (path.empty()) throw UsageError(concat("reward ", options.name, ": path is needed: a reward model's folder"));
     scale_ = options.settings.at("scale");
     offset_ = options.settings.at("offset");
-    model_ = shared_model(path);
+    if (!options.is_elsewhere) model_ = shared_model(path);
   }
-  void load() const override { model_->load(); }
+  void load() const override {
+    require(model_ != nullptr, "the reward model is read where the rule runs, not here");
+    model_->load();
+  }
   double score(const Trajectory& trajectory, const nlohmann::json&) const override {
+    load();
     return scale_ * model_->score(trajectory.tokens) + offset_;
   }
 

@@ -17,6 +17,9 @@ struct RewardOptions {
   double weight = 1;
   double timeout_s = 10;
   nlohmann::json settings = nlohmann::json::object();
+  /// The rule runs in other processes: files that it names are theirs, and are not looked for here. Such a rule scores
+  /// nothing.
+  bool is_elsewhere = false;
 };
 
 /// A rule that scores one sample from its completion text and the data's own fields. Pure and quick; thread-safe.

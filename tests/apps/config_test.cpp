@@ -298,5 +298,17 @@ TEST_CASE("[[topology.place]] puts the rules into other processes; what cannot b
   CHECK(mentions(rl_error(place("role = \"reward\"\nwhere = \"moon\"\n")), "where = \"moon\""));
   CHECK(mentions(rl_error(place("role = \"reward\"\ncounts = \"3\"\n")), "unknown key counts"));
   CHECK(mentions(rl_error(place("role = 3\n")), "role = 3 is not a text"));
+  CHECK(mentions(rl_error(place("role = \"reward\"\nwhere = \"remote\"\n") + place("role = \"reward\"\n")),
+                 "placed twice"));
+  // Files that rules name are looked for where rules run; evaluation runs them here.
+  const std::string model = "[[reward]]\nkind = \"model\"\npath = \"/nowhere\"\n",
+                    remote = place("role = \"reward\"\nwhere = \"remote\"\n"),
+                    silent = "[evaluation]\nnum_prompts = 0\n";
+  const auto build = [&](const std::string& more) {
+    return apps::build_rl_topology(Config::from_text(base + model + more, "test.toml", {}));
+  };
+  CHECK(build(remote + silent).rewards.at(1).is_elsewhere);
+  CHECK_THROWS_AS(build(silent), Error);
+  CHECK_THROWS_AS(build(remote + "[evaluation]\nnum_prompts = 4\n"), Error);
   CHECK(mentions(message_of("[topology]\nplace = 3\n"), "[[topology.place]] tables"));
 }

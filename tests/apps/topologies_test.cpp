@@ -58,6 +58,9 @@ TEST_CASE("what these subcommands cannot take stops with the key") {
   CHECK(mentions(refusal(&apps::build_dpo_topology, kPaths + "kind = \"chat\"\n"), "data.kind"));
   CHECK(mentions(refusal(&apps::build_pretrain_topology, kPaths + "kind = \"arithmetic\"\n"), "data.kind"));
   CHECK(mentions(refusal(&apps::build_sft_topology, ""), "data.paths"));
+  for (auto* build : {&apps::build_pretrain_topology, &apps::build_sft_topology, &apps::build_reward_model_topology,
+                      &apps::build_dpo_topology})
+    CHECK(mentions(refusal(build, kPaths + "[[topology.place]]\nrole = \"reward\"\n"), "[[topology.place]]"));
   CHECK(mentions(refusal(&apps::build_dpo_topology, kPaths + "[preference]\ncenter = 0.1\n"), "preference.center"));
   CHECK(mentions(refusal(&apps::build_dpo_topology, kPaths + "[preference]\nloss = \"ipo\"\nlabel_smoothing = 0.1\n"),
                  "label_smoothing"));

@@ -170,6 +170,9 @@ TEST_CASE("Ctrl-C on a worker gives its work back; wrong tokens, other models an
 
 TEST_CASE("rules in processes of their own: a killed, a frozen and a leaving grader lose no sample") {
   ClusterRun setting("grade", kEndless, "[[topology.place]]\nrole = \"reward\"\nwhere = \"remote\"\n");
+  Program dry(setting.arguments({"--dry-run"}));
+  CHECK(dry.finish() == 0);
+  CHECK_MESSAGE(dry.text.find("\"reward, in workers of role reward\": 1") != std::string::npos, dry.text);
   Program run(setting.arguments());
   const auto address = join_address(run);
   const auto grader = worker(address, {"--role", "reward"});

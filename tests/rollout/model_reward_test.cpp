@@ -51,4 +51,18 @@ TEST_CASE("what is no reward model is refused before anything runs") {
   CHECK_THROWS_AS(make_reward_function(options({{"path", "/nowhere"}})), Error);
 }
 
+TEST_CASE("a model of a rule that runs elsewhere is not looked for here; its settings are") {
+  auto elsewhere = options({{"path", "/nowhere"}});
+  elsewhere.is_elsewhere = true;
+  const auto rule = make_reward_function(elsewhere);
+  CHECK_THROWS_AS(rule->load(), Error);
+  Trajectory sample;
+  sample.tokens = {1};
+  CHECK_THROWS_AS(rule->score(sample, {}), Error);
+  CHECK(longest_score_s({elsewhere}) == elsewhere.timeout_s);
+  CHECK(num_parallel_scores({elsewhere}) == 1);
+  elsewhere.settings = {{"path", ""}};
+  CHECK_THROWS_AS(make_reward_function(elsewhere), UsageError);
+}
+
 }  // namespace troupe
