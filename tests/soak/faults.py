@@ -8,8 +8,10 @@ next one waits until the run trains again. What is checked:
   - every resume begins at the newest whole checkpoint that was there when the run fell;
   - at the end journal.jsonl: steps without a gap, every sample of every group in order of admission exactly once, trained or given up with
     its reason, every token within the staleness bound, the counters of metrics.jsonl in agreement;
-  - Ctrl-C ends the run with 130 and its workers with 0.
+  - Ctrl-C ends the run with 130 and its workers with 0;
+  - from 50 kills on: at least one resume went on with samples that workers had begun.
 
+--kills counts strikes with SIGKILL (of one process or of several at once); what is frozen or interrupted between them does not count.
 usage: tests/soak/faults.py TROUPE [--kills 200] [--seed 1] [--folder F]       exit code 0 where all of it holds
 """
 import argparse, collections, ctypes, json, os, pathlib, random, re, shutil, signal, statistics, subprocess, sys, tempfile, threading, time
@@ -19,8 +21,14 @@ LOST_AFTER_S = 2.0
 GROUPS, SAMPLES, LAG = 8, 8, 1  # groups a step, samples a group, steps that samples may lag
 
 
+LONG_FORM = 50         # kills
+
+
 class Hang(Exception):
     pass
+
+
+Found = collections.namedtuple("Found", "when match after")  # after: where the search for the next one begins
 
 
 LIBC = ctypes.CDLL(None)
@@ -57,14 +65,14 @@ class Program:
             return len(self.lines)
 
     def wait_for(self, pattern, begin=0, limit=HANG_S):
-        """The time and match of the first line at or after `begin` that holds the pattern."""
+        """The first line at or after `begin` that holds the pattern."""
         wanted, deadline = re.compile(pattern), time.monotonic() + limit
         with self.changed:
             while True:
                 for i in range(begin, len(self.lines)):
                     found = wanted.search(self.lines[i][1])
                     if found:
-                        return self.lines[i][0], found
+                        return Found(self.lines[i][0], found, i + 1)
                 begin = len(self.lines)
                 ended = begin > 0 and self.lines[-1][1] == "(end of output)"
                 left = deadline - time.monotonic()
@@ -153,7 +161,7 @@ class Soak:
         self.run = self.address = None
         self.workers, self.graders, self.number = [], [], 0
         self.recovery = collections.defaultdict(list)  # what was measured -> seconds
-        self.bad_resumes, self.num_resumes, self.events = [], 0, []
+        self.bad_resumes, self.num_resumes, self.num_went_on, self.num_kills, self.events = [], 0, 0, 0, []
 
     # -- people on the stage
 
@@ -163,10 +171,10 @@ class Soak:
             arguments.append("--cluster.port=" + self.address.rsplit(":", 1)[1])
         expected = self.newest_checkpoint()
         self.run = Program("run", arguments)
-        _, found = self.run.wait_for(r"troupe worker --join (\S+)")
-        self.address = found[1]
+        self.address = self.run.wait_for(r"troupe worker --join (\S+)").match[1]
         resumed = next((re.search(r"resuming after step (\d+)", line) for _, line in self.run.lines if "resuming after step" in line), None)
         got = int(resumed[1]) if resumed else 0
+        self.num_went_on += any("samples go on where they were" in line for _, line in self.run.lines)
         if expected is not None:
             self.num_resumes += 1
         if got != (expected or 0):
@@ -199,9 +207,7 @@ class Soak:
         begin = self.run.mark() if begin is None else begin
         when = None
         for _ in range(count):
-            when, _ = self.run.wait_for(r"\bstep \d+/", begin)
-            with self.run.changed:
-                begin = next(i for i in range(begin, len(self.run.lines)) if re.search(r"\bstep \d+/", self.run.lines[i][1])) + 1
+            when, _, begin = self.run.wait_for(r"\bstep \d+/", begin)
         return when
 
     def measure(self, what, seconds):
@@ -213,8 +219,7 @@ class Soak:
         victim = self.random.choice(victims or self.workers)
         mark, begin = self.run.mark(), time.monotonic()
         strike(victim)
-        when, _ = self.run.wait_for(found_by, mark)
-        self.measure(f"{name}: found", when - begin)
+        self.measure(f"{name}: found", self.run.wait_for(found_by, mark).when - begin)
         mark = self.run.mark()
         return victim, begin, mark
 
@@ -235,8 +240,7 @@ class Soak:
         self.replace(victim)
 
     def all_graders_killed(self):
-        mark, begin = self.run.mark(), time.monotonic()
-        victims = list(self.graders)
+        begin, victims = time.monotonic(), list(self.graders)
         for victim in victims:
             victim.kill()
         for victim in victims:
@@ -267,8 +271,7 @@ class Soak:
         else:
             mark, begin = victim.mark(), time.monotonic()
             victim.kill(signal.SIGCONT)
-            when, _ = victim.wait_for("joined the run", mark)
-            self.measure("worker thawed: joined again", when - begin)
+            self.measure("worker thawed: joined again", victim.wait_for("joined the run", mark).when - begin)
 
     def worker_paused(self):
         """Shorter than what makes it lost: nothing may happen to it."""
@@ -285,7 +288,7 @@ class Soak:
         for victim in victims:
             victim.kill()
         for _ in victims:
-            self.run.wait_for(r" is lost: ", mark)
+            mark = self.run.wait_for(r" is lost: ", mark).after
         for victim in victims:
             self.replace(victim)
         self.measure("all workers killed: next step", self.wait_for_steps(1) - begin)
@@ -308,6 +311,7 @@ class Soak:
         while not any(p.endswith(".partial") for p in (os.listdir(folder) if folder.exists() else [])):
             if time.monotonic() > deadline or not self.run.is_alive():
                 raise Hang("run: no checkpoint is being written")
+            time.sleep(0.001)
         begin = time.monotonic()
         self.run.kill()
         self.run.finish()
@@ -332,7 +336,6 @@ class Soak:
         for worker, mark in marks:
             worker.wait_for("is lost", mark)
         begin = time.monotonic()
-        mark = self.run.mark()
         self.run.kill(signal.SIGCONT)
         for worker, worker_mark in marks:
             worker.wait_for("joined the run", worker_mark)
@@ -355,26 +358,29 @@ class Soak:
         self.start_all_workers()
         self.wait_for_steps(1, 0)
 
-    # With how often each strikes; the first ten are the short form.
+    # With how often each strikes.
     FAULTS = {worker_killed: 5, run_killed: 4, worker_frozen: 2, run_killed_while_saving: 5, worker_interrupted: 2, grader_killed: 4,
               run_and_workers_killed: 3, all_graders_killed: 2, run_interrupted: 2, run_frozen: 1, all_workers_killed: 2, grader_frozen: 2,
               worker_paused: 2}
+    KILLS = (worker_killed, run_killed, run_killed_while_saving, grader_killed, run_and_workers_killed, all_graders_killed, all_workers_killed)
 
     def play(self, kills):
         self.start_run()
         self.start_all_workers()
         self.wait_for_steps(3)
         # Every kind once, then those that cost little time more often.
-        kinds = list(self.FAULTS)[:kills]
+        kinds = list(self.FAULTS)
         self.random.shuffle(kinds)
-        for number in range(kills):
-            fault = kinds[number] if number < len(kinds) else self.random.choices(list(self.FAULTS), list(self.FAULTS.values()))[0]
+        while self.num_kills < kills:
+            fault = kinds.pop() if kinds else self.random.choices(list(self.FAULTS), list(self.FAULTS.values()))[0]
             self.wait_for_steps(self.random.randint(0, 2))
             time.sleep(self.random.uniform(0, 0.15))  # any moment of a step
             self.events.append(fault.__name__)
             begin = time.monotonic()
             fault(self)
-            print(f"fault {number + 1}/{kills}: {fault.__name__.replace('_', ' ')}: trains on after {time.monotonic() - begin:.1f} s", flush=True)
+            self.num_kills += fault in self.KILLS
+            print(f"fault {len(self.events)}, kill {self.num_kills} of {kills}: {fault.__name__.replace('_', ' ')}: trains on after "
+                  f"{time.monotonic() - begin:.1f} s", flush=True)
         self.wait_for_steps(1)
         self.run.kill(signal.SIGINT)
         if self.run.finish() != 130:
@@ -458,11 +464,13 @@ def main():
     finally:
         soak.end_all()
     problems += soak.bad_resumes
+    if not problems and options.kills >= LONG_FORM and soak.num_went_on == 0:
+        problems.append(f"none of {soak.num_resumes} resumes went on with samples that had been begun")
     if not problems:
         more, steps, trained, given_up = check_journal(folder)
         problems += more
-        print(f"{len(soak.events)} faults, {soak.num_resumes} resumes, {steps} steps, {trained} samples trained once, {given_up} given up with a "
-              f"reason, in {time.monotonic() - begin:.0f} s")
+        print(f"{len(soak.events)} faults, {soak.num_kills} of them kills, {soak.num_resumes} resumes ({soak.num_went_on} with samples that go on), "
+              f"{steps} steps, {trained} samples trained once, {given_up} given up with a reason, in {time.monotonic() - begin:.0f} s")
     for kind, count in sorted(collections.Counter(soak.events).items()):
         print(f"  {count:4d} x {kind.replace('_', ' ')}")
     print("recovery (seconds: median, longest, of how many)")

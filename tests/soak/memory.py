@@ -23,8 +23,8 @@ def main():
                                  "--checkpoint.interval=100"])
     worker = None
     try:
-        _, found = run.wait_for(r"troupe worker --join (\S+)")
-        worker = faults.Program("worker", [options.troupe, "worker", "--join", found[1], "--threads", "1", "--heartbeat-s", "0.2"])
+        address = run.wait_for(r"troupe worker --join (\S+)").match[1]
+        worker = faults.Program("worker", [options.troupe, "worker", "--join", address, "--threads", "1", "--heartbeat-s", "0.2"])
         of_worker, done = [], threading.Event()
 
         def watch():
@@ -40,9 +40,10 @@ def main():
         code = run.finish(limit=3600)
         done.set()
         watcher.join()
-        worker.finish()
-        if code != 0:
-            raise faults.Hang(f"the run ended with {code}: {run.lines[-3:]}")
+        code_of_worker = worker.finish()
+        for who, program, its_code in (("run", run, code), ("worker", worker, code_of_worker)):
+            if its_code != 0:
+                raise faults.Hang(f"the {who} ended with {its_code}: {program.lines[-3:]}")
     finally:
         for program in [run, worker]:
             if program is not None and program.is_alive():

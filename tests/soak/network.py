@@ -3,11 +3,12 @@
 
   cut for 5 s      shorter than cluster.lost_after_s: nobody is lost, the run trains on
   cut for 60 s     both are lost within cluster.lost_after_s and some, and join anew once the cable is whole
-  5 % loss         of the packets of either direction (nftables or iptables)
+  5 % loss         of the packets of either direction (iptables)
   100 ms delay     of either direction (netem where the kernel has it, else a proxy in the workers' namespace)
 
-Each ends with the journal of faults.py: every sample trained once. Needs root, `ip netns`, and iptables; what is not there is skipped by name.
-usage: tests/soak/network.py TROUPE [--only cut5,cut60,loss,delay]
+Each ends with the journal of faults.py: every sample trained once. Needs root, `ip netns`, and iptables (but for the delay); what lacks one of them
+is skipped by name, before anything is started.
+usage: tests/soak/network.py TROUPE [--only cut5,cut60,loss,delay]        exit code 0 where all that could be played holds, and there was something
 """
 import argparse, os, pathlib, shutil, signal, subprocess, sys, tempfile, time
 
@@ -15,7 +16,8 @@ import faults
 
 NAMESPACE, OUTSIDE, INSIDE = "troupe-soak", "10.211.7.1", "10.211.7.2"
 PORT, WEIGHTS_PORT = 17431, 17432
-LOST_AFTER_S = 10.0
+LOST_AFTER_S, HEARTBEAT_S = 10.0, 1.0
+FOUND_WITHIN_S = LOST_AFTER_S + HEARTBEAT_S + 3  # and some, on a busy machine
 
 
 def run(*command, check=True):
@@ -115,7 +117,7 @@ class Stage:
         self.folder = folder
         self.run = faults.Program("run", [
             troupe, "rl", str(folder / "run.toml"), f"--cluster.bind={OUTSIDE}", f"--cluster.port={PORT}", f"--cluster.weights_port={WEIGHTS_PORT}",
-            f"--cluster.token_file={folder}/token", "--cluster.heartbeat_s=1", f"--cluster.lost_after_s={LOST_AFTER_S}",
+            f"--cluster.token_file={folder}/token", f"--cluster.heartbeat_s={HEARTBEAT_S}", f"--cluster.lost_after_s={LOST_AFTER_S}",
             "--cluster.wait_for_workers_s=200"])
         self.workers = []
         try:
@@ -134,9 +136,7 @@ class Stage:
     def steps(self, count, limit=faults.HANG_S):
         begin = self.run.mark()
         for _ in range(count):
-            self.run.wait_for(r"\bstep \d+/", begin, limit)
-            with self.run.changed:
-                begin = next(i for i in range(begin, len(self.run.lines)) if "step " in self.run.lines[i][1] and "/" in self.run.lines[i][1]) + 1
+            begin = self.run.wait_for(r"\bstep \d+/", begin, limit).after
 
     def says(self, part, begin):
         with self.run.changed:
@@ -166,8 +166,11 @@ def cut(stage, cable, seconds):
     begin = time.monotonic()
     cable.drop(True)
     if seconds > LOST_AFTER_S:
-        when, _ = stage.run.wait_for(" is lost: ", mark, limit=4 * LOST_AFTER_S)
-        print(f"  found lost after {when - begin:.1f} s")
+        after = mark
+        for number in range(len(stage.workers)):
+            found = stage.run.wait_for(" is lost: ", after, limit=begin + FOUND_WITHIN_S - time.monotonic())
+            after = found.after
+            print(f"  found lost after {found.when - begin:.1f} s")
     marks = [(worker, worker.mark()) for worker in stage.workers]
     time.sleep(max(0, seconds - (time.monotonic() - begin)))
     cable.drop(False)
@@ -181,6 +184,22 @@ def cut(stage, cable, seconds):
     stage.steps(3)
     if seconds < LOST_AFTER_S and stage.says(" is lost: ", mark):
         raise faults.Hang(f"a worker was lost by a cut of {seconds} s")
+
+
+def what_is_missing(name):
+    """Why this cannot be played here; "" where it can."""
+    if os.geteuid() != 0:
+        return "needs root"
+    for tool in ["ip"] + (["iptables"] if name != "delay" else []):
+        if shutil.which(tool) is None:
+            return f"there is no {tool}"
+    try:
+        with Cable():
+            if name != "delay":
+                inside("iptables", "-L", "-n")
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def play(name, troupe, cable):
@@ -223,16 +242,22 @@ def main():
     parser.add_argument("troupe")
     parser.add_argument("--only", default="cut5,cut60,loss,delay")
     options = parser.parse_args()
-    failed = 0
+    failed = played = 0
     for name in options.only.split(","):
+        missing = what_is_missing(name)
+        if missing:
+            print(f"{name}: skipped: {missing}")
+            continue
+        played += 1
         try:
             with Cable() as cable:
-                if name != "delay":
-                    inside("iptables", "-L", "-n")
                 failed += not play(name, os.path.abspath(options.troupe), cable)
-        except (OSError, FileNotFoundError) as error:
-            print(f"{name}: skipped: {error}")
-    return 1 if failed else 0
+        except OSError as error:
+            failed += 1
+            print(f"PROBLEM: {name}: {error}")
+    if played == 0:
+        print("PROBLEM: nothing could be played here")
+    return 1 if failed or played == 0 else 0
 
 
 if __name__ == "__main__":
