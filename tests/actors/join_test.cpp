@@ -35,6 +35,52 @@ TEST_CASE("a worker is let in by protocol, token, build, model and heartbeat, an
   CHECK(refusal(hello, {"1.2", "", "abc", 10}).empty());
 }
 
+TEST_CASE("a worker plays a role that there is, and grades only where the rules are placed in workers") {
+  JoinRules rules{"1.2", "", "abc", 10};
+  Hello hello{kJoinProtocol, "1.2", "", "host:1", "", 1, 4};
+  CHECK(hello.role == "rollout");
+  hello.role = "critic";
+  CHECK(refusal(hello, rules) == "there is no role critic");
+  hello.role = "";
+  CHECK(refusal(hello, rules) == "there is no role ");
+  hello.role = "reward";
+  CHECK(refusal(hello, rules).find("the run grades in its own process") != std::string::npos);
+  rules.takes_rewards = true;
+  CHECK(refusal(hello, rules).empty());
+  hello.role = "rollout";
+  CHECK(refusal(hello, rules).empty());
+}
+
+TEST_CASE("a grader's settings arrive as they were; what is missing is named") {
+  GraderSettings settings{"r", {}, 3.5};
+  settings.rewards.push_back({"number", "answers", -0.25, 1.5, {{"strict", true}, {"answer_field", "ä \" \n"}}});
+  settings.rewards.push_back({"remote", "python", 1e-300, 1e6, {{"command", "python3 score.py"}, {"num_parallel", 3}}});
+  const auto json = to_json(settings);
+  const auto copy = parse_grader_settings(nlohmann::json::parse(json.dump()));
+  CHECK(to_json(copy) == json);
+  CHECK(copy.run == "r");
+  CHECK(copy.lost_after_s == 3.5);
+  REQUIRE(copy.rewards.size() == 2);
+  for (size_t i = 0; i < 2; ++i) {
+    CHECK(copy.rewards[i].kind == settings.rewards[i].kind);
+    CHECK(copy.rewards[i].name == settings.rewards[i].name);
+    CHECK(copy.rewards[i].weight == settings.rewards[i].weight);
+    CHECK(copy.rewards[i].timeout_s == settings.rewards[i].timeout_s);
+    CHECK(copy.rewards[i].settings == settings.rewards[i].settings);
+  }
+  CHECK(parse_grader_settings(to_json(GraderSettings{})).rewards.empty());
+  for (const char* field : {"run", "rewards", "lost_after_s"}) {
+    auto broken = json;
+    broken.erase(field);
+    CHECK_THROWS_WITH_AS(parse_grader_settings(broken), doctest::Contains(field), Error);
+  }
+  for (const char* field : {"kind", "name", "weight", "timeout_s", "settings"}) {
+    auto broken = json;
+    broken["rewards"][1].erase(field);
+    CHECK_THROWS_WITH_AS(parse_grader_settings(broken), doctest::Contains(field), Error);
+  }
+}
+
 TEST_CASE("a worker's settings arrive as they were; what is missing is named") {
   WorkerSettings settings;
   settings.run = "r";

@@ -74,7 +74,7 @@ TEST_CASE("every message struct is equal to itself after serialisation, extreme 
   round.check(GroupDrop{kLarge, "zero_variance", {1, kLarge}, {0, 3}, {2}, {"too long"}});
   round.check(StepReport{5, 6, {kLarge, 0}, R"({"loss/mean":1.5})"});
   round.check(StepDecision{true, true, true, true, true, true, R"({"step":3})", {"groups"}});
-  round.check(Hello{2, "0.1.0", "token", "host:1", "ab", 0.5, 4});
+  round.check(Hello{2, "0.1.0", "token", "host:1", "ab", 0.5, 4, "reward"});
   round.check(Welcome{"no", 3, "{}", {"tokenizer.json", ""}, {std::string("\0x", 2), "y"}, "ticket", 65535, {}, {}});
   // Atoms take no ids: every id of the block is one of the structs above, and a new struct needs its line here.
   CHECK(round.num_checked == caf::id_block::troupe::end - caf::id_block::troupe::begin);
