@@ -40,7 +40,7 @@ lint:
 format:
 	@scripts/format-check --fix
 
-# FAULTS kills of workers, of the run and of both, over a run with two worker processes.
+# FAULTS kills of workers, of graders, of the run and of all of them, over a run with two worker processes that generate and two that grade.
 soak-faults: build
 	@python3 tests/soak/faults.py $(BUILD)/bin/troupe --kills $(or $(FAULTS),200)
 

@@ -16,13 +16,12 @@ def measure(troupe, num_processes, steps):
         faults.write_job(folder, remote_reward=False)
         run = faults.Program("run", [troupe, "rl", str(folder / "run.toml"), f"--training.steps={steps}", f"--rollout.num_workers={2 - num_processes}",
                                      "--checkpoint.enable=false", "--checkpoint.last_save_in_hf=false"])
-        _, found = run.wait_for(r"troupe worker --join (\S+)")
-        workers = [faults.Program("worker", [troupe, "worker", "--join", found[1], "--threads", "1"]) for _ in range(num_processes)]
-        code = run.finish(limit=600)
-        for worker in workers:
-            worker.finish()
-        if code != 0:
-            raise SystemExit(f"the run ended with {code}: {run.lines[-3:]}")
+        address = run.wait_for(r"troupe worker --join (\S+)").match[1]
+        workers = [faults.Program("worker", [troupe, "worker", "--join", address, "--threads", "1"]) for _ in range(num_processes)]
+        for program in [run, *workers]:
+            code = program.finish(limit=600)
+            if code != 0:
+                raise SystemExit(f"the {program.name} ended with {code}: {program.lines[-3:]}")
         times = [line["time_s"] for line in map(json.loads, open(folder / "run" / "metrics.jsonl")) if "loss/mean" in line]
         return times[-1] - times[SKIPPED - 1]
     finally:
@@ -40,7 +39,8 @@ def main():
         for num_processes in seconds:
             seconds[num_processes].append(measure(options.troupe, num_processes, options.steps))
     inside, outside = statistics.median(seconds[0]), statistics.median(seconds[2])
-    print(f"{options.steps - SKIPPED} steps: {inside:.2f} s with two workers inside, {outside:.2f} s with two worker processes: {100 * (outside / inside - 1):+.1f} %")
+    print(json.dumps({"steps": options.steps - SKIPPED, "inside_s": round(inside, 3), "processes_s": round(outside, 3),
+                      "extra": round(outside / inside - 1, 4)}))
 
 
 if __name__ == "__main__":
