@@ -39,13 +39,14 @@ TEST_CASE("the reporter goes on whatever it is told, and writes the run control'
   VirtualStage stage;
   const TemporaryFolder folder("reporter");
   const auto path = folder.path / "status.json";
-  const auto control = stage.add(spawn_control(
-      stage.system, {"no JSON", R"({"workers":[{}]})", R"({"workers":3})", "\"\xff\"", "[]", R"({"step":7,"text":"ä"})"}));
+  const auto control = stage.add(spawn_control(stage.system, {"no JSON", R"({"workers":[{}]})", R"({"workers":3})",
+                                                              "\"\xff\"", "[]", R"({"step":7,"text":"ä"})"}));
   const auto reporter = stage.add(spawn_reporter(stage.system, control, {path, std::make_shared<Trace>(false)}));
   const auto buffer = stage.add(spawn_buffer(stage.system, {}));
   const auto pool = stage.add(spawn_reward_pool(stage.system, buffer, supervisor_actor(), {}));
   caf::anon_send(reporter, atom::arrive_v, caf::actor_cast<caf::strong_actor_ptr>(pool));
-  REQUIRE(stage.run_until([&] { return std::filesystem::exists(path) && read_status(path).contains("control"); }, 20 * kUnit));
+  REQUIRE(stage.run_until([&] { return std::filesystem::exists(path) && read_status(path).contains("control"); },
+                          20 * kUnit));
   const auto status = read_status(path);
   CHECK(status.at("state") == "running");
   CHECK(status.at("process") == ::getpid());
