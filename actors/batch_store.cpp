@@ -7,7 +7,7 @@
 
 namespace troupe {
 namespace {
-constexpr uint32_t kFormat = 1;
+constexpr uint32_t kFormat = 2;
 }
 
 std::filesystem::path batch_path(const std::filesystem::path& run_folder, int64_t step) {
@@ -19,8 +19,7 @@ void write_batch(const std::filesystem::path& run_folder, const TrainBatch& batc
   writer.put<uint32_t>(kFormat);
   writer.put<int64_t>(batch.step);
   writer.put(batch.groups);
-  writer.put<uint64_t>(batch.trajectories.size());
-  for (const auto& trajectory : batch.trajectories) writer.put(pack_trajectory(trajectory));
+  writer.put(pack_trajectories(batch.trajectories));
   const auto bytes = writer.take();
   auto text = xxh3_128(bytes);
   text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
@@ -43,8 +42,7 @@ TrainBatch read_batch(const std::filesystem::path& run_folder, int64_t step) {
   batch.step = reader.get<int64_t>();
   require(batch.step == step, path.string(), " holds the batch of step ", batch.step);
   batch.groups = reader.get_vector<uint64_t>();
-  const auto count = reader.get_size(1);
-  for (size_t i = 0; i < count; ++i) batch.trajectories.push_back(unpack_trajectory(reader.get_vector<std::byte>()));
+  batch.trajectories = unpack_trajectories(reader.get_vector<std::byte>());
   reader.expect_end();
   return batch;
 }

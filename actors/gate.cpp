@@ -24,7 +24,7 @@ class GateState {
 
   gate_actor::behavior_type start(director_actor director, reward_actor reward, GateSetup setup) {
     director_ = std::move(director);
-    reward_ = caf::actor_cast<caf::strong_actor_ptr>(reward);
+    askers_["rollout"] = askers_["reward"] = caf::actor_cast<caf::strong_actor_ptr>(reward);
     setup_ = std::move(setup);
     next_seat_ = setup_.first_seat;
     self_->set_down_handler([this](const caf::down_msg& down) { gone(down); });
@@ -32,10 +32,7 @@ class GateState {
         [this](atom::hello, const Hello& hello) { return welcome(hello); },
         [this](atom::leave, int32_t seat) { return leave(seat); },
         [this](atom::ended, const std::string& how) { return close(how); },
-        [this](atom::arrive, const caf::strong_actor_ptr& reward) {
-          reward_ = reward;
-          for (const auto& [address, guest] : guests_) caf::anon_send(guest.handle, atom::arrive_v, reward_);
-        },
+        [this](atom::arrive, const std::string& role, const caf::strong_actor_ptr& who) { arrive(role, who); },
         [this](atom::overdue, int32_t seat, const std::string& why) {
           for (const auto& [address, guest] : guests_)
             if (guest.seat == seat) caf::anon_send(guest.handle, atom::overdue_v, why);
@@ -54,7 +51,15 @@ class GateState {
 
   caf::actor_addr sender() const { return caf::actor_cast<caf::actor_addr>(self_->current_sender()); }
 
-  Welcome welcome(const Hello& hello) {
+  /// Rollout workers ask the reward; workers of the other roles are asked.
+  void arrive(const std::string& role, const caf::strong_actor_ptr& who) {
+    askers_[role] = who;
+    if (role == "reward") askers_["rollout"] = who;
+    for (const auto& [address, guest] : guests_)
+      if (askers_[guest.role] == who) caf::anon_send(guest.handle, atom::arrive_v, who);
+  }
+
+  caf::result<Welcome> welcome(const Hello& hello) {
     Welcome answer;
     answer.refusal = closing_.pending() || is_closed_ ? "the run is over" : refusal(hello, setup_.rules);
     const auto& who = self_->current_sender();
@@ -64,11 +69,20 @@ class GateState {
       return answer;
     }
     forget(sender());  // it joins anew
+    const auto asker = askers_.find(hello.role);
+    if (asker == askers_.end()) return caf::make_error(ec::failed, std::string("the run has only begun"));
+    if (hello.role == "critic" && has_guest("critic")) {
+      answer.refusal = "the run has a critic already";
+      setup_.observer->say(concat("a worker was refused: ", printable(hello.name), ": ", answer.refusal));
+      return answer;
+    }
     Guest guest{caf::actor_cast<guest_actor>(who), hello.role, printable(hello.name), {}, next_seat_++};
     self_->monitor(guest.handle);
     answer.seat = guest.seat;
     if (hello.role == "reward") {
       answer.settings_json = to_json(setup_.grader).dump();
+    } else if (hello.role != "rollout") {
+      answer.settings_json = setup_.judges.at(hello.role);
     } else {
       answer.settings_json = to_json(setup_.settings).dump();
       for (const auto& [file, content] : setup_.text_files) {
@@ -80,7 +94,7 @@ class GateState {
       answer.weights_port = static_cast<uint16_t>(setup_.publisher->port());
     }
     answer.director = caf::actor_cast<caf::strong_actor_ptr>(director_);
-    answer.reward = reward_;
+    answer.reward = asker->second;
     setup_.observer->say(concat(guest.seat_text(), " joins: ", guest.name, ", ", hello.threads, " threads"));
     guests_[sender()] = std::move(guest);
     count();
@@ -104,6 +118,10 @@ class GateState {
       setup_.observer->say(concat(found->second.seat_text(), " is lost: ", found->second.name, ": ",
                                   describe_error(down.reason, self_->system())));
     forget(down.source);
+  }
+
+  bool has_guest(const std::string& role) const {
+    return std::any_of(guests_.begin(), guests_.end(), [&](const auto& entry) { return entry.second.role == role; });
   }
 
   void forget(const caf::actor_addr& address) {
@@ -140,7 +158,7 @@ class GateState {
 
   Pointer self_;
   director_actor director_;
-  caf::strong_actor_ptr reward_;
+  std::map<std::string, caf::strong_actor_ptr> askers_;  // by role: whom rollout workers ask, who asks the others
   GateSetup setup_;
   int32_t next_seat_ = 0;
   std::map<caf::actor_addr, Guest> guests_;

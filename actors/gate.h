@@ -5,7 +5,7 @@
 //   director
 //                     │  ▲                                                       │
 //                     │  └──────────── down: the ticket is revoked ──────────────┤
-//                     └──── ended / the reward actor was replaced ──────────────>┘
+//                     └──── ended / who asks them was replaced ─────────────────>┘
 #pragma once
 
 #include <atomic>
@@ -20,6 +20,7 @@ struct GateSetup {
   JoinRules rules;
   WorkerSettings settings;
   GraderSettings grader;                          // for workers of role "reward", where the rules take them
+  std::map<std::string, std::string> judges;      // JudgeSettings as JSON, by role "reference", "critic"
   std::map<std::string, std::string> text_files;  // of the tokenizer
   std::shared_ptr<WeightPublisher> publisher;
   std::shared_ptr<ObserverGate> observer;

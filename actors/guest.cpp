@@ -4,6 +4,7 @@
 
 #include "actors/engine_work.h"
 #include "actors/question.h"
+#include "actors/remote_judge.h"
 #include "actors/reward.h"
 #include "actors/weight_subscriber.h"
 #include "base/error.h"
@@ -51,7 +52,7 @@ class GuestState {
         [this](atom::load, int32_t seat) {
           if (!grader_ || seat != seat_) return;
           is_grader_ready_ = true;
-          log::info(seat_text(), " has loaded its rules");
+          log::info(seat_text(), " has loaded what it needs");
           introduce_grader();
         },
         [this](atom::overdue, const std::string& why) { overdue(why); },
@@ -110,8 +111,10 @@ class GuestState {
                 seat_ = welcome.seat;
                 if (setup_.options.role == "reward")
                   begin_grading(welcome);
-                else
+                else if (setup_.options.role == "rollout")
                   begin_work(welcome);
+                else
+                  begin_judging(welcome);
                 director_ = caf::actor_cast<caf::actor_addr>(welcome.director);
                 self_->monitor(caf::actor_cast<caf::actor>(welcome.director));
                 log::info("joined the run ", run_, " at ", where(), " as ", seat_text());
@@ -165,9 +168,10 @@ class GuestState {
     weights_ = std::make_unique<WeightSubscriber>(model->config(), std::move(weights));
   }
 
-  bool is_at_work() const { return rollout_ || grader_; }
+  bool is_at_work() const { return rollout_ || grader_ || critic_; }
   std::string seat_text() const { return concat(setup_.options.role, " ", seat_); }
   caf::strong_actor_ptr worker() const {
+    if (critic_) return caf::actor_cast<caf::strong_actor_ptr>(critic_);
     return rollout_ ? caf::actor_cast<caf::strong_actor_ptr>(rollout_)
                     : caf::actor_cast<caf::strong_actor_ptr>(grader_);
   }
@@ -185,12 +189,33 @@ class GuestState {
     };
     setup.trace = trace_;
     setup.num_scorers = num_parallel_scores(settings.rewards);
-    setup.on_ready = [me = caf::actor_cast<caf::actor_addr>(self_), seat = seat_] {
+    setup.on_ready = tell_loaded();
+    is_grader_ready_ = false;
+    grader_ = spawn_grader(self_->system(), std::move(setup));
+    self_->monitor(grader_);
+  }
+
+  std::function<void()> tell_loaded() {
+    return [me = caf::actor_cast<caf::actor_addr>(self_), seat = seat_] {
       if (const auto guest = caf::actor_cast<caf::strong_actor_ptr>(me))
         caf::anon_send(caf::actor_cast<guest_actor>(guest), atom::load_v, int32_t{seat});
     };
+  }
+
+  void begin_judging(const Welcome& welcome) {
+    const auto settings = parse_judge_settings(nlohmann::json::parse(welcome.settings_json));
+    run_ = settings.run;
+    patience_ = milliseconds(settings.lost_after_s);
+    if (setup_.options.role == "critic") {
+      critic_ = start_remote_critic(self_->system(), settings, setup_.options, trace_);
+      self_->monitor(critic_);
+      // The trainer has it loaded.
+      caf::anon_send(caf::actor_cast<trainer_actor>(reward_), atom::arrive_v,
+                     caf::actor_cast<caf::strong_actor_ptr>(critic_));
+      return;
+    }
     is_grader_ready_ = false;
-    grader_ = spawn_grader(self_->system(), std::move(setup));
+    grader_ = start_remote_reference(self_->system(), settings, setup_.options, trace_, tell_loaded());
     self_->monitor(grader_);
   }
 
@@ -212,6 +237,7 @@ class GuestState {
     }
     rollout_ = rollout_actor();
     grader_ = grader_actor();
+    critic_ = critic_actor();
     reward_ = nullptr;
     director_ = {};
     door_ = door_actor();
@@ -295,10 +321,11 @@ class GuestState {
   std::string why_overdue_;
   door_actor door_;
   caf::actor_addr director_;
-  rollout_actor rollout_;  // set while at work, as is the grader of role "reward"
+  rollout_actor rollout_;  // set while at work, as is the grader of roles "reward" and "reference"
   grader_actor grader_;
+  critic_actor critic_;
   bool is_grader_ready_ = false;
-  caf::strong_actor_ptr reward_;
+  caf::strong_actor_ptr reward_;  // whom a rollout actor asks; who asks the others
   std::shared_ptr<WeightBoard> board_;
   std::unique_ptr<WeightSubscriber> weights_;
   bool has_ended_ = false;

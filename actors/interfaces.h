@@ -1,8 +1,8 @@
 // All typed interfaces, one contract line per message. Implementations are in the file named after the role.
 //
-//   director --work--> rollout --score--> reward --store--> buffer --batch--> trainer --train/publish--> shard
-//      ^  ^--generated/failed--'             answer of the buffer travels back to rollout      |
-//      '---------------------------trained -> decision ----------------------------------------'
+//   director --work--> rollout --score--> reward --store--> [reference] --store--> buffer --batch--> trainer --> shard
+//      ^  ^--generated/failed--'             answer of the buffer travels back to rollout           |  '--> [critic]
+//      '---------------------------trained -> decision ---------------------------------------------'
 //
 // "tells" = free anon_send, no answer; "asks" = request with a time limit and an error handler, always.
 #pragma once
@@ -59,14 +59,19 @@ using director_actor = run_control_actor::extend<
     // INTERNAL: looks for workers that hold work and make no progress.
     caf::reacts_to<atom::overdue>>;
 
+/// Takes scored samples. Played by the buffer, and by the reference, which hands them on to it.
+using sample_store_actor = caf::typed_actor<
+    // A scored sample; answers what became of it (PutResult).
+    caf::replies_to<atom::store, Packed>::with<int32_t>>;
+
 /// Buffer: groups in flight and complete.
 using buffer_actor = batch_source_actor::extend<
+    // As sample_store_actor.
+    caf::replies_to<atom::store, Packed>::with<int32_t>,
     // The director introduces itself.
     caf::reacts_to<atom::arrive, caf::strong_actor_ptr>,
     // A group gets its place; comes before any of its samples.
     caf::reacts_to<atom::admit, GroupTicket>,
-    // A scored sample; answers what became of it (PutResult).
-    caf::replies_to<atom::store, Packed>::with<int32_t>,
     // The sample will never come.
     caf::reacts_to<atom::give_up, uint64_t, std::string>,
     // Everything held, packed, for a checkpoint.
@@ -83,6 +88,8 @@ using reward_actor = caf::typed_actor<
 
 /// Reward where others grade: hands samples to graders of other processes, and what they say to the buffer.
 using reward_pool_actor = reward_actor::extend<
+    // The same as score, for whoever hands samples on: of a reference, whose graders add log-probs.
+    caf::replies_to<atom::store, Packed>::with<int32_t>,
     // A grader is ready, and who tells it: its guest, which is told where the grader is late.
     caf::reacts_to<atom::arrive, caf::strong_actor_ptr, caf::strong_actor_ptr>,
     // Graders, questions that they have, samples that wait, as JSON.
@@ -111,7 +118,8 @@ using rollout_actor = caf::typed_actor<
     // INTERNAL: asks again for the score of this sample.
     caf::reacts_to<atom::score, uint64_t>>;
 
-/// One rank of a trainer: model part, collectives. Every rank gets every message in the same order.
+/// One rank of a trainer, critic or reference: model part, collectives. Every rank gets every message in the same
+/// order.
 using shard_actor = caf::typed_actor<
     // Builds and loads the model; rank 0 answers with a description (JSON).
     caf::replies_to<atom::load>::with<std::string>,
@@ -119,6 +127,8 @@ using shard_actor = caf::typed_actor<
     caf::replies_to<atom::train, LocalBatch>::with<std::string>,
     // Loss without update; rank 0 answers with metrics (JSON).
     caf::replies_to<atom::validate, LocalBatch>::with<std::string>,
+    // What the model says of each sampled token: a critic values, a reference log-probs. The same from every rank.
+    caf::replies_to<atom::judge, LocalBatch>::with<LocalNumbers>,
     // Makes this version's weights known to readers; rank 0 answers with metrics (JSON).
     caf::replies_to<atom::weights, int64_t>::with<std::string>,
     // Writes the checkpoint of this step with the decision's state; rank 0 answers with its metrics (JSON).
@@ -126,10 +136,27 @@ using shard_actor = caf::typed_actor<
     // Writes a Hugging Face folder of this name inside the run folder.
     caf::replies_to<atom::write, std::string>::with<std::string>>;
 
+/// Critic: a trainer's kin with a value a token, and an optimizer of its own. Falls with the trainer and the run.
+using critic_actor = caf::typed_actor<
+    // Builds and loads the model; answers with a description (JSON).
+    caf::replies_to<atom::load>::with<std::string>,
+    // The batch of this step (pack_trajectories); answers with the values of its tokens, in order, as floats.
+    caf::replies_to<atom::judge, int64_t, Packed>::with<Packed>,
+    // One update towards the returns of that batch, with this KL coefficient in its rewards; metrics (JSON).
+    caf::replies_to<atom::train, int64_t, double>::with<std::string>,
+    // Writes its checkpoint of this step, whole before it answers.
+    caf::replies_to<atom::save, int64_t>::with<std::string>,
+    // Writes its Hugging Face folder.
+    caf::replies_to<atom::write>::with<std::string>>;
+
 /// Trainer: owns shards; asks for batches until the run control says stop.
 using trainer_actor = caf::typed_actor<
     // Load, then train.
-    caf::reacts_to<atom::next>>;
+    caf::reacts_to<atom::next>,
+    // The critic of another process is ready. Told by its guest; one that comes while there is one is not heard.
+    caf::reacts_to<atom::arrive, caf::strong_actor_ptr>,
+    // INTERNAL: patience with the critic's coming is at its end.
+    caf::reacts_to<atom::overdue>>;
 
 /// Evaluator: greedy (or sampled) score of the newest published weights on held-out prompts.
 using evaluator_actor = caf::typed_actor<
@@ -147,8 +174,8 @@ using door_actor = caf::typed_actor<
 using gate_actor = door_actor::extend<
     // The run is over, how: every worker is told. Answers with how many had not gone when the limit came.
     caf::replies_to<atom::ended, std::string>::with<int32_t>,
-    // The reward actor was replaced.
-    caf::reacts_to<atom::arrive, caf::strong_actor_ptr>,
+    // Who asks workers of this role (of "reward": and whom rollout workers ask) is there, or was replaced.
+    caf::reacts_to<atom::arrive, std::string, caf::strong_actor_ptr>,
     // The worker in this seat holds work and makes no progress; why. Told to its guest.
     caf::reacts_to<atom::overdue, int32_t, std::string>,
     // INTERNAL: the limit has come.

@@ -1,5 +1,6 @@
 #include "actors/join.h"
 
+#include "actors/worker.h"
 #include "base/error.h"
 #include "base/hash.h"
 
@@ -18,6 +19,11 @@ bool is_same_token(const std::string& given, const std::string& wanted) {
 
 }  // namespace
 
+const std::set<std::string>& known_worker_roles() {
+  static const std::set<std::string> roles{"rollout", "reward", "reference", "critic"};
+  return roles;
+}
+
 std::string refusal(const Hello& hello, const JoinRules& rules) {
   if (hello.protocol != kJoinProtocol)
     return concat("it speaks protocol ", hello.protocol, ", the run ", kJoinProtocol);
@@ -29,9 +35,10 @@ std::string refusal(const Hello& hello, const JoinRules& rules) {
   if (hello.heartbeat_s * 2 > rules.lost_after_s)
     return concat("its heartbeat of ", hello.heartbeat_s,
                   " s is too slow for cluster.lost_after_s = ", rules.lost_after_s, " (--heartbeat-s)");
-  if (hello.role != "rollout" && hello.role != "reward") return concat("there is no role ", hello.role);
-  if (hello.role == "reward" && !rules.takes_rewards)
-    return "the run grades in its own process ([[topology.place]] role = \"reward\", where = \"remote\" is not set)";
+  if (!known_worker_roles().contains(hello.role)) return concat("there is no role ", hello.role);
+  if (hello.role != "rollout" && !rules.roles_elsewhere.contains(hello.role))
+    return concat("the run's ", hello.role, " is in its own process ([[topology.place]] role = \"", hello.role,
+                  "\", where = \"remote\" is not set)");
   return "";
 }
 

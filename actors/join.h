@@ -9,6 +9,7 @@
 #include <caf/meta/type_name.hpp>
 #include <caf/actor_control_block.hpp>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,18 +28,19 @@ struct Hello {
   std::string model;  // fingerprint of the model that the worker insists on, or ""
   double heartbeat_s = 0;
   int32_t threads = 0;
-  std::string role = "rollout";  // or "reward"
+  std::string role = "rollout";  // of known_worker_roles()
   bool operator==(const Hello&) const = default;
 };
 
 struct Welcome {
   std::string refusal;  // why not; then nothing else is filled in
   int32_t seat = -1;
-  std::string settings_json;  // WorkerSettings, GraderSettings
+  std::string settings_json;  // WorkerSettings, GraderSettings, JudgeSettings
   std::vector<std::string> file_names, file_contents;
   std::string ticket;  // of the weights
   uint16_t weights_port = 0;
-  caf::strong_actor_ptr director, reward;
+  caf::strong_actor_ptr director;
+  caf::strong_actor_ptr reward;  // of other roles: who asks them (reward pool, reference pool, trainer)
   bool operator==(const Welcome&) const = default;
 };
 
@@ -59,7 +61,7 @@ struct JoinRules {
   std::string token;  // "": none is asked for
   std::string model;  // fingerprint
   double lost_after_s = 10;
-  bool takes_rewards = false;  // the rules run in workers of role "reward"
+  std::set<std::string> roles_elsewhere = {};  // that the run has placed in workers: "reward", "reference", "critic"
 };
 /// Why the worker is not let in, or "". Tokens are compared in a time that does not depend on where they differ.
 std::string refusal(const Hello& hello, const JoinRules& rules);

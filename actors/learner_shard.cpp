@@ -5,7 +5,6 @@
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/file.h"
-#include "base/hash.h"
 #include "base/log.h"
 #include "parallel/checkpoint_folder.h"
 
@@ -29,9 +28,6 @@ class LearnerShard : public ShardWork {
       return {{"unfinished", concat("log-probs of the reference: ", pair_reference_.size(), " of ",
                                     setup_.reference_pairs->size(), " pairs")}};
     learner_->load([this](const std::string& name) { return setup_.model->read(name); });
-    if (setup_.reference != nullptr && setup_.reference_pairs == nullptr)
-      learner_->load_reference(setup_.reference->config(),
-                               [this](const std::string& name) { return setup_.reference->read(name); });
     if (!setup_.resume_from.empty()) {
       load_checkpoint(setup_.resume_from, *learner_);
     } else if (!setup_.initial_weights.empty()) {
@@ -44,12 +40,12 @@ class LearnerShard : public ShardWork {
                                           if (observer != nullptr)
                                             observer->say(concat("checkpoint written: ", path.string()));
                                         }});
-    if (setup_.critic != nullptr) load_critic();
     return {{"parameters", setup_.model->config().num_parameters()},
             {"steps", setup_.num_steps},
             {"first_step", setup_.first_step},
             {"folder", setup_.folder.string()},
             {"num_ranks", groups_.world().size()},
+            {"next_kl_coefficient", learner_->kl_coefficient()},
             {"resumed_from", setup_.resume_from.string()}};
   }
 
@@ -88,9 +84,6 @@ class LearnerShard : public ShardWork {
   nlohmann::json save(int64_t step, const StepDecision& decision) override {
     if (!groups_.is_first_replica()) return nlohmann::json::object();
     const auto begin = Clock::now();
-    if (critic_)
-      save_checkpoint({critic_checkpoints(setup_.folder), step, "{}", "", critic_keep_latest_k()}, *critic_, groups_,
-                      *critic_writer_);
     save_checkpoint(
         {setup_.folder / "checkpoints", step, decision.state_json, decision.groups.bytes, setup_.keep_latest_k},
         *learner_, groups_, *writer_);
@@ -100,8 +93,7 @@ class LearnerShard : public ShardWork {
 
   nlohmann::json write_model(const std::string& folder_name) override {
     if (!groups_.is_first_replica()) return nlohmann::json::object();
-    write_folder(*learner_, *setup_.model, setup_.folder / folder_name);
-    if (critic_ && folder_name == "model") write_folder(*critic_, *setup_.critic, setup_.folder / "critic" / "model");
+    write_model_folder(*learner_, groups_, *setup_.model, setup_.folder / folder_name, setup_.export_dtype);
     return nlohmann::json::object();
   }
 
@@ -111,61 +103,16 @@ class LearnerShard : public ShardWork {
   nlohmann::json train_batch(const TrainBatch& batch) {
     if (!batch.pairs.empty()) return learner_->train_preference(batch.pairs);
     if (batch.rows_by_rank.empty() && setup_.record_batches && rank_ == 0) write_batch(setup_.folder, batch);
-    if (batch.rows_by_rank.empty())
-      return critic_ ? train_with_critic(batch) : nlohmann::json(learner_->train_policy(batch.trajectories));
+    if (batch.rows_by_rank.empty()) return train_policy(batch);
     return learner_->train_language_model(batch.rows_by_rank.at(static_cast<size_t>(groups_.data_rank())));
   }
 
-  static std::filesystem::path critic_checkpoints(const std::filesystem::path& run) {
-    return run / "critic" / "checkpoints";
-  }
-
-  /// Its checkpoints lie beside the policy's and are written first and in the foreground: where a checkpoint of the
-  /// policy is whole, the critic's of that step is.
-  void load_critic() {
-    auto options = setup_.options;
-    options.optimizer.lr = setup_.critic_lr;
-    critic_.emplace(setup_.critic->config(), groups_, options);
-    critic_->load([this](const std::string& name) { return setup_.critic->read(name); });
-    critic_writer_.emplace(groups_.copy(),
-                           CheckpointWriterOptions{.is_async = false, .timeout = setup_.limit, .on_written = nullptr});
-    const auto& from = setup_.resume_from;
-    if (from.empty()) return;
-    const auto checkpoint = read_checkpoint(critic_checkpoints(from.parent_path().parent_path()) / from.filename());
-    load_checkpoint(checkpoint.path, *critic_);
-  }
-
-  /// One more than the policy keeps: the policy's checkpoint of this step is not whole yet, and until it is, a resume
-  /// takes the one before it.
-  int64_t critic_keep_latest_k() const { return setup_.keep_latest_k > 0 ? setup_.keep_latest_k + 1 : 0; }
-
-  /// Values first, then both learn from the same advantages; at the start the critic alone.
-  nlohmann::json train_with_critic(const TrainBatch& batch) {
-    auto judged = batch.trajectories;
-    learner_->add_reference_log_probs(judged);
-    auto values = critic_->values(judged);
-    for (size_t s = 0; s < judged.size(); ++s) judged[s].values = std::move(values[s]);
-    const auto kl_coefficient = learner_->kl_coefficient();
+  /// At the start the critic learns alone.
+  nlohmann::json train_policy(const TrainBatch& batch) {
     nlohmann::json metrics = nlohmann::json::object();
-    if (batch.step > setup_.critic_warmup_steps) metrics = learner_->train_policy(judged);
-    for (const auto& [name, value] : critic_->train_values(judged, kl_coefficient)) metrics[name] = value;
+    if (batch.step > setup_.num_resting_steps) metrics = learner_->train_policy(batch.trajectories);
+    metrics["next_kl_coefficient"] = learner_->kl_coefficient();
     return metrics;
-  }
-
-  void write_folder(Learner& learner, const ModelSource& source, const std::filesystem::path& folder) {
-    const auto weights = learner.borrow_weights(at::kFloat);
-    if (rank_ != 0) return;
-    // Beside the old folder until it is whole: a full disk must not cost the model that was there.
-    auto partial = folder;
-    partial += ".partial";
-    std::filesystem::remove_all(partial);
-    std::filesystem::create_directories(folder.parent_path());
-    const auto dtype = setup_.export_dtype == "bfloat16"  ? at::kBFloat16
-                       : setup_.export_dtype == "float16" ? at::kHalf
-                                                          : at::kFloat;
-    write_hf_folder(partial, source.config(), weights, dtype, source.reader());
-    replace_folder(partial, folder);
-    log::info("model written to ", folder.string());
   }
 
   /// The learner's own memory holds the reference for as long as it is asked (pairs have their content's hash as id).
@@ -175,7 +122,7 @@ class LearnerShard : public ShardWork {
     const auto path = setup_.folder / "reference_log_probs.json";
     const auto& pairs = *setup_.reference_pairs;
     if (!has_reference_weights_) {
-      reference_id_ = reference_id();
+      reference_id_ = setup_.reference->weights_id();
       read_pair_reference(path);
       learner_->load([this](const std::string& name) { return setup_.reference->read(name); });
       has_reference_weights_ = true;
@@ -207,12 +154,6 @@ class LearnerShard : public ShardWork {
     for (const auto& entry : saved.at("pairs")) pair_reference_[entry.at(0)] = {entry.at(1), entry.at(2)};
   }
 
-  /// Training changes every weight, so one tensor tells two models of one shape apart.
-  std::string reference_id() const {
-    const auto weight = setup_.reference->read(parameter_specs(setup_.reference->config()).front().name).contiguous();
-    return xxh3_128(std::span(static_cast<const std::byte*>(weight.const_data_ptr()), weight.nbytes()));
-  }
-
   int rank_;
   LearnerShardSetup setup_;
   const RankGroups& groups_;
@@ -221,9 +162,7 @@ class LearnerShard : public ShardWork {
   bool has_reference_weights_ = false;
   std::string reference_id_;
   std::optional<CheckpointWriter> writer_;
-  HeapTrimmer heap_;               // rank 0 trims for all
-  std::optional<Learner> critic_;  // of advantage "gae"
-  std::optional<CheckpointWriter> critic_writer_;
+  HeapTrimmer heap_;  // rank 0 trims for all
 };
 
 }  // namespace

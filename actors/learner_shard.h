@@ -1,4 +1,5 @@
 // One rank's work with the learner: what the shard actor drives in real runs, for RL and for pre-training.
+// actors/judge_shards.h does the same for the models beside the policy.
 #pragma once
 
 #include "actors/model_source.h"
@@ -10,13 +11,11 @@ namespace troupe {
 
 struct LearnerShardSetup {
   std::shared_ptr<const ModelSource> model;
-  std::shared_ptr<const ModelSource> reference;  // frozen, for the KL of a policy or for pairs; null: none
+  std::shared_ptr<const ModelSource> reference;  // frozen, for pairs; null: none
   /// DPO and IPO: every pair of the run; the reference's log-probs are computed once, before training, and kept in the
   /// run folder for a resume.
   std::shared_ptr<const std::vector<PreferencePair>> reference_pairs;
-  std::shared_ptr<const ModelSource> critic;  // a trained second model with one score; null: none
-  double critic_lr = 1e-5;
-  int64_t critic_warmup_steps = 0;
+  int64_t num_resting_steps = 0;  // at the start of an RL run, in which the policy does not learn
   LearnerOptions options;
   std::shared_ptr<std::vector<RankGroups>> groups;  // one a rank
   std::shared_ptr<WeightBoard> board;               // null: nothing is published (pre-training)

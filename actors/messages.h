@@ -100,6 +100,11 @@ struct TrainBatch;  // actors/train_batch.h
 struct LocalBatch {
   std::shared_ptr<const TrainBatch> batch;
 };
+/// A number a token of each trajectory of a batch: [S][L], 0 where nothing was sampled.
+using TokenNumbers = std::vector<std::vector<float>>;
+struct LocalNumbers {
+  std::shared_ptr<const TokenNumbers> numbers;
+};
 
 template <class Inspector>
 typename Inspector::result_type inspect(Inspector& f, Packed& x) {
@@ -142,6 +147,7 @@ typename Inspector::result_type inspect(Inspector& f, StepDecision& x) {
 }  // namespace troupe
 
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::LocalBatch)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::LocalNumbers)
 
 // Names travel, not numbers: they are a promise to other builds.
 CAF_BEGIN_TYPE_ID_BLOCK(troupe, caf::first_custom_type_id)
@@ -171,6 +177,7 @@ CAF_BEGIN_TYPE_ID_BLOCK(troupe, caf::first_custom_type_id)
   CAF_ADD_ATOM(troupe, troupe::atom, give_up, "give up")
   CAF_ADD_ATOM(troupe, troupe::atom, hello, "hello")
   CAF_ADD_ATOM(troupe, troupe::atom, interrupt, "interrupt")
+  CAF_ADD_ATOM(troupe, troupe::atom, judge, "judge")
   CAF_ADD_ATOM(troupe, troupe::atom, leave, "leave")
   CAF_ADD_ATOM(troupe, troupe::atom, load, "load")
   CAF_ADD_ATOM(troupe, troupe::atom, next, "next")

@@ -151,6 +151,11 @@ Tensor ModelSource::read(const std::string& name) const {
   return random_normal(seed_, name, shape, config_.initializer_range);
 }
 
+std::string ModelSource::weights_id() const {
+  const auto weight = read(parameter_specs(config_).front().name).contiguous();
+  return xxh3_128(std::span(static_cast<const std::byte*>(weight.const_data_ptr()), weight.nbytes()));
+}
+
 std::vector<int32_t> ModelSource::encode(const Prompt& prompt) const {
   require(tokenizer_ != nullptr, options_.path,
           ": no tokenizer (tokenizer.json beside the weights, or inside the GGUF file)");

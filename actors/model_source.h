@@ -38,6 +38,8 @@ class ModelSource {
   /// One parameter in fp32. Random ones depend on seed, name and place only: ones for norms, zeros for biases, else
   /// normal with the configuration's initializer_range. Thread-safe.
   Tensor read(const std::string& name) const;
+  /// Tells the weights of two models of one shape apart: a hash of one tensor, as training changes every one.
+  std::string weights_id() const;
   /// Throws Error naming missing, unexpected or misshaped tensors, before anything is built.
   void check_weights() const;
   /// Messages to token ids with the generation prompt; without a chat template the contents stand one after the other.

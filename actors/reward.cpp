@@ -52,8 +52,8 @@ class RewardState {
 
   explicit RewardState(Pointer self) : self_(self) {}
 
-  reward_actor::behavior_type start(buffer_actor buffer, RewardSetup setup) {
-    buffer_ = std::move(buffer);
+  reward_actor::behavior_type start(sample_store_actor next, RewardSetup setup) {
+    next_ = std::move(next);
     trace_ = std::move(setup.trace);
     role_ = std::move(setup.role);
     scorer_.emplace(setup.make_score);
@@ -69,11 +69,11 @@ class RewardState {
     } catch (const std::exception& error) {
       return caf::make_error(ec::failed, std::string("reward: ") + error.what());
     }
-    return self_->delegate(buffer_, atom::store_v, std::move(scored));
+    return self_->delegate(next_, atom::store_v, std::move(scored));
   }
 
   Pointer self_;
-  buffer_actor buffer_;
+  sample_store_actor next_;
   std::shared_ptr<Trace> trace_;
   std::string role_;
   std::optional<Scorer> scorer_;
@@ -87,10 +87,10 @@ class RewardDeskState {
 
   explicit RewardDeskState(Pointer self) : self_(self) {}
 
-  reward_actor::behavior_type start(buffer_actor buffer, RewardSetup setup) {
+  reward_actor::behavior_type start(sample_store_actor next, RewardSetup setup) {
     for (int i = 0; i < setup.num_scorers; ++i) {
       setup.role = concat("reward ", i);
-      scorers_.push_back(spawn_worker<reward_actor, RewardState>(setup.detached, self_->system(), buffer, setup));
+      scorers_.push_back(spawn_worker<reward_actor, RewardState>(setup.detached, self_->system(), next, setup));
       self_->link_to(scorers_.back());
     }
     return {[this](atom::score, const Packed& packed) {
@@ -176,11 +176,11 @@ class GraderDeskState {
 
 }  // namespace
 
-reward_actor spawn_reward(caf::actor_system& system, buffer_actor buffer, RewardSetup setup) {
+reward_actor spawn_reward(caf::actor_system& system, sample_store_actor next, RewardSetup setup) {
   if (setup.num_scorers > 1)
-    return spawn_state<reward_actor, RewardDeskState>(system, std::move(buffer), std::move(setup));
+    return spawn_state<reward_actor, RewardDeskState>(system, std::move(next), std::move(setup));
   const bool detached = setup.detached;
-  return spawn_worker<reward_actor, RewardState>(detached, system, std::move(buffer), std::move(setup));
+  return spawn_worker<reward_actor, RewardState>(detached, system, std::move(next), std::move(setup));
 }
 
 grader_actor spawn_grader(caf::actor_system& system, RewardSetup setup) {

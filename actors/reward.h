@@ -26,7 +26,8 @@ struct RewardSetup {
   std::function<void()> on_ready = nullptr;
 };
 
-reward_actor spawn_reward(caf::actor_system& system, buffer_actor buffer, RewardSetup setup);
+/// `next` takes the scored samples.
+reward_actor spawn_reward(caf::actor_system& system, sample_store_actor next, RewardSetup setup);
 /// Where it has several scorers, it ends only once all of them have: one that hangs keeps it.
 grader_actor spawn_grader(caf::actor_system& system, RewardSetup setup);
 

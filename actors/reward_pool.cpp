@@ -18,8 +18,8 @@ class RewardPoolState {
 
   explicit RewardPoolState(Pointer self) : self_(self) {}
 
-  reward_pool_actor::behavior_type start(buffer_actor buffer, supervisor_actor supervisor, RewardPoolSetup setup) {
-    buffer_ = std::move(buffer);
+  reward_pool_actor::behavior_type start(sample_store_actor next, supervisor_actor supervisor, RewardPoolSetup setup) {
+    next_ = std::move(next);
     supervisor_ = std::move(supervisor);
     setup_ = setup;
     alone_since_ = self_->clock().now();
@@ -27,6 +27,7 @@ class RewardPoolState {
     self_->delayed_send(self_, look_interval(), atom::overdue_v);
     return {
         [this](atom::score, const Packed& packed) { return score(packed); },
+        [this](atom::store, const Packed& packed) { return score(packed); },
         [this](atom::arrive, const caf::strong_actor_ptr& grader, const caf::strong_actor_ptr& guest) {
           arrive(caf::actor_cast<grader_actor>(grader), caf::actor_cast<guest_actor>(guest));
         },
@@ -87,8 +88,8 @@ class RewardPoolState {
     auto& job = jobs_.at(id);
     job.grader = {};
     if (job.num_attempts >= setup_.max_attempts) {
-      job.promise.deliver(caf::make_error(
-          ec::failed, concat("reward: ", why, " (attempt ", job.num_attempts, " of ", setup_.max_attempts, ")")));
+      job.promise.deliver(caf::make_error(ec::failed, concat(setup_.role, ": ", why, " (attempt ", job.num_attempts,
+                                                             " of ", setup_.max_attempts, ")")));
       jobs_.erase(id);
     } else {
       waiting_.push_front(id);
@@ -118,7 +119,7 @@ class RewardPoolState {
     job.grader = address;
     const auto attempt = ++job.num_attempts;
     ++grader.num_asked;
-    const Question question(*self_, "reward", concat("grader ", grader.number), "score");
+    const Question question(*self_, setup_.role, concat("grader ", grader.number), "score");
     self_->request(grader.handle, setup_.limit, atom::score_v, job.packed)
         .then(
             [this, id, address, attempt](const Packed& graded) {
@@ -175,11 +176,11 @@ class RewardPoolState {
                   answer.log_probs == asked.log_probs && answer.versions == asked.versions,
               "the grader's answer is not for sample ", asked.sample_id);
     } catch (const std::exception& error) {
-      job.promise.deliver(caf::make_error(ec::failed, concat("reward: ", error.what())));
+      job.promise.deliver(caf::make_error(ec::failed, concat(setup_.role, ": ", error.what())));
       return;
     }
-    const Question question(*self_, "reward", "the buffer", "store");
-    self_->request(buffer_, setup_.limit, atom::store_v, graded)
+    const Question question(*self_, setup_.role, "the buffer", "store");
+    self_->request(next_, setup_.limit, atom::store_v, graded)
         .then([promise = job.promise](int32_t result) mutable { promise.deliver(result); },
               [this, promise = job.promise, question](const caf::error& error) mutable {
                 question.failed(*self_, error);
@@ -196,14 +197,14 @@ class RewardPoolState {
     const auto alone = self_->clock().now() - alone_since_;
     if (!graders_.empty() || waiting_.empty() || alone <= setup_.wait_for_graders) return;
     caf::anon_send(supervisor_, atom::failed_v,
-                   concat("reward: nobody grades, and no worker has joined with --role reward for ",
+                   concat(setup_.role, ": no worker has joined with --role ", setup_.role, " for ",
                           std::chrono::duration<double>(alone).count(),
                           " s (cluster.wait_for_workers_s): ", waiting_.size(), " samples wait for their score"));
     caf::anon_send(supervisor_, atom::interrupt_v);
   }
 
   Pointer self_;
-  buffer_actor buffer_;
+  sample_store_actor next_;
   supervisor_actor supervisor_;
   RewardPoolSetup setup_;
   std::map<caf::actor_addr, Grader> graders_;
@@ -216,9 +217,9 @@ class RewardPoolState {
 
 }  // namespace
 
-reward_pool_actor spawn_reward_pool(caf::actor_system& system, buffer_actor buffer, supervisor_actor supervisor,
+reward_pool_actor spawn_reward_pool(caf::actor_system& system, sample_store_actor next, supervisor_actor supervisor,
                                     RewardPoolSetup setup) {
-  return spawn_state<reward_pool_actor, RewardPoolState>(system, std::move(buffer), std::move(supervisor), setup);
+  return spawn_state<reward_pool_actor, RewardPoolState>(system, std::move(next), std::move(supervisor), setup);
 }
 
 }  // namespace troupe

@@ -1,4 +1,5 @@
-// The reward pool: plays the reward actor where the rules run in other processes. Graders come and go; a sample waits
+// The reward pool: plays the reward actor where the rules run in other processes, and the reference where that is in
+// others: its graders add log-probs. Graders come and go; a sample waits
 // for the next one, and the answer of one that was given up is not heard any more.
 //
 //   rollout ──score──> pool: waiting ──score──> grader ──graded──> pool ──store──> buffer ──answer──> rollout
@@ -11,7 +12,8 @@
 namespace troupe {
 
 struct RewardPoolSetup {
-  std::chrono::milliseconds limit{20'000};              // of one grader's answer
+  std::string role = "reward";              // or "reference": whose work it is, and of which role its workers are
+  std::chrono::milliseconds limit{20'000};  // of one grader's answer
   std::chrono::milliseconds wait_for_graders{600'000};  // of samples, without any, before the run stops
   int max_asked = 8;                                    // questions that a grader has at a time
   int max_attempts = 4;                                 // graders that may fall under one sample
@@ -19,7 +21,7 @@ struct RewardPoolSetup {
 
 /// A reward actor that asks the graders that are introduced to it. Where samples wait and nobody grades for
 /// `wait_for_graders`, it tells the supervisor so, and that the run is to wind down.
-reward_pool_actor spawn_reward_pool(caf::actor_system& system, buffer_actor buffer, supervisor_actor supervisor,
+reward_pool_actor spawn_reward_pool(caf::actor_system& system, sample_store_actor next, supervisor_actor supervisor,
                                     RewardPoolSetup setup);
 
 }  // namespace troupe

@@ -1,5 +1,7 @@
 #include "actors/rl_models.h"
 
+#include "actors/critic.h"
+#include "actors/judge_shards.h"
 #include "actors/run_setup.h"
 #include "base/error.h"
 
@@ -51,12 +53,55 @@ LearnerShardSetup policy_shard_setup(const RlTopology& topology, const RlModels&
   auto setup = shard_setup(learner, topology.run, topology.checkpoint, topology.mesh, threads, limit);
   setup.model = models.policy;
   setup.observer = std::move(observer);
-  setup.reference = models.reference;
-  setup.critic = models.critic;
-  setup.critic_lr = topology.critic.lr;
-  setup.critic_warmup_steps = topology.critic.warmup_steps;
+  if (models.critic != nullptr) setup.num_resting_steps = topology.critic.warmup_steps;
   setup.num_steps = topology.run.steps;
   return setup;
+}
+
+std::function<critic_actor(caf::actor_system&)> start_critic(const RlTopology& topology, const RlModels& models,
+                                                             const LearnerShardSetup& policy,
+                                                             std::shared_ptr<Trace> trace) {
+  if (models.critic == nullptr) return {};
+  auto setup = policy;
+  setup.model = models.critic;
+  setup.options.optimizer.lr = topology.critic.lr;
+  setup.groups = make_groups(topology.mesh, policy.limit);
+  setup.folder = policy.folder / "critic";
+  const auto& from = policy.resume_from;
+  if (!from.empty()) setup.resume_from = from.parent_path().parent_path() / "critic" / "checkpoints" / from.filename();
+  ShardGroupSetup shards;
+  shards.num_ranks = topology.mesh.num_ranks();
+  shards.make_work = [setup](int rank) { return make_critic_shard(rank, setup); };
+  shards.role = "critic";
+  shards.trace = std::move(trace);
+  shards.limit = policy.limit;
+  return [shards](caf::actor_system& system) { return spawn_critic(system, shards); };
+}
+
+ReferenceSetup reference_setup(const RlTopology& topology, const RlModels& models, const LearnerShardSetup& policy,
+                               std::shared_ptr<Trace> trace) {
+  // Without gradients to join, replicas are further shards.
+  auto mesh = topology.mesh;
+  mesh.shard *= std::exchange(mesh.replicate, 1);
+  auto ranks = policy;
+  ranks.model = models.reference;
+  ranks.groups = make_groups(mesh, policy.limit);
+  ReferenceSetup reference;
+  reference.shards.num_ranks = mesh.num_ranks();
+  reference.shards.make_work = [ranks](int rank) { return make_reference_shard(rank, ranks); };
+  reference.shards.role = "reference";
+  reference.shards.trace = std::move(trace);
+  reference.shards.limit = policy.limit;
+  if (topology.run.deterministic) reference.max_samples = 1;
+  return reference;
+}
+
+StartReference start_reference(const RlTopology& topology, const RlModels& models, const LearnerShardSetup& policy,
+                               std::shared_ptr<Trace> trace) {
+  if (models.reference == nullptr) return {};
+  return [=](caf::actor_system& system, const sample_store_actor& buffer, const supervisor_actor&) {
+    return spawn_reference(system, buffer, reference_setup(topology, models, policy, trace));
+  };
 }
 
 }  // namespace troupe

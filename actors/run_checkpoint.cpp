@@ -2,6 +2,8 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/log.h"
+#include "parallel/checkpoint_folder.h"
 
 namespace troupe {
 namespace {
@@ -45,6 +47,21 @@ void load_checkpoint_weights(const std::filesystem::path& checkpoint, Learner& l
   auto values = sharded_values(learner.model());
   load_checkpoint_values(checkpoint, values);
   learner.model().parameters_changed();
+}
+
+void write_model_folder(Learner& learner, const RankGroups& groups, const ModelSource& source,
+                        const std::filesystem::path& folder, const std::string& export_dtype) {
+  const auto weights = learner.borrow_weights(at::kFloat);
+  if (groups.world().rank() != 0) return;
+  // Beside the old folder until it is whole: a full disk must not cost the model that was there.
+  auto partial = folder;
+  partial += ".partial";
+  std::filesystem::remove_all(partial);
+  std::filesystem::create_directories(folder.parent_path());
+  const auto dtype = export_dtype == "bfloat16" ? at::kBFloat16 : export_dtype == "float16" ? at::kHalf : at::kFloat;
+  write_hf_folder(partial, source.config(), weights, dtype, source.reader());
+  replace_folder(partial, folder);
+  log::info("model written to ", folder.string());
 }
 
 FoundCheckpoint read_checkpoint(const std::filesystem::path& checkpoint) {

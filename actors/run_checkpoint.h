@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 
+#include "actors/model_source.h"
 #include "parallel/checkpoint.h"
 #include "training/learner.h"
 
@@ -31,6 +32,11 @@ void load_checkpoint_weights(const std::filesystem::path& checkpoint, Learner& l
 /// Fills this rank's part of parameters and optimizer state, whatever number of ranks wrote them, and the learner's
 /// state. Throws Error naming what does not fit.
 void load_checkpoint(const std::filesystem::path& checkpoint, Learner& learner);
+
+/// Writes the weights as a Hugging Face folder of the source's form, in place of the old one once it is whole. Every
+/// rank of the first replica calls. `export_dtype`: "float32" "bfloat16" "float16".
+void write_model_folder(Learner& learner, const RankGroups& groups, const ModelSource& source,
+                        const std::filesystem::path& folder, const std::string& export_dtype);
 
 struct FoundCheckpoint {
   std::filesystem::path path;

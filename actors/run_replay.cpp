@@ -34,6 +34,7 @@ int run_replay(const RlTopology& topology, const std::string& recorded, int64_t 
   feed.num_steps = until_step;
   feed.recorder = recorder;
   auto trainer = trainer_setup(topology.mesh, shard, trace, observer, limit);
+  trainer.start_critic = start_critic(topology, models, shard, trace);
   cast_data_and_trainer(cast, std::move(feed), std::move(trainer));
   const auto code = play(std::move(cast), play_options(topology.limits, topology.handle_signals));
   recorder->sync();

@@ -6,6 +6,7 @@
 #include "actors/engine_work.h"
 #include "actors/evaluator.h"
 #include "actors/gate.h"
+#include "actors/remote_judge.h"
 #include "actors/remote_service.h"
 #include "actors/reward.h"
 #include "actors/reward_pool.h"
@@ -33,8 +34,14 @@ void check(const RlTopology& t) {
                             " is not within 1 and 4095"));
   if (t.rollout.num_workers < 0 || (t.rollout.num_workers == 0 && !t.cluster.listen))
     throw UsageError("rollout.num_workers must be at least 1 where no other process may join (cluster.listen)");
-  if (t.cluster.reward_is_remote && !t.cluster.listen)
-    throw UsageError("[[topology.place]] of the reward in other processes needs cluster.listen = true");
+  if (!t.cluster.remote_roles.empty() && !t.cluster.listen)
+    throw UsageError(concat("[[topology.place]] of the ", *t.cluster.remote_roles.begin(),
+                            " in other processes needs cluster.listen = true"));
+  const auto& algorithm = t.learner.algorithm;
+  if (t.cluster.remote_roles.contains("critic") && !needs_critic(algorithm))
+    throw UsageError(concat("[[topology.place]]: algorithm.name = \"", algorithm.name, "\" has no critic to place"));
+  if (t.cluster.remote_roles.contains("reference") && !needs_reference(algorithm))
+    throw UsageError("[[topology.place]]: without algorithm.kl_coefficient there is no reference to place");
   if (t.run.deterministic && t.cluster.listen)
     throw UsageError(
         "run.deterministic fixes which worker makes which group: nobody may join (cluster.listen = false)");
@@ -45,12 +52,13 @@ void check(const RlTopology& t) {
 
 /// Where workers of other processes are let in, and what they are told.
 void add_gate(CastList& cast, const ClusterOptions& cluster, WorkerSettings settings,
-              const std::vector<RewardOptions>& rewards, const ModelSource& model, int num_workers,
+              const std::vector<RewardOptions>& rewards, const ModelSource& model,
+              std::map<std::string, std::string> judges, int num_workers,
               const std::shared_ptr<WeightPublisher>& publisher, const std::shared_ptr<ObserverGate>& observer) {
   const auto description = model.description();
   GateSetup gate;
-  gate.rules = {TROUPE_VERSION, cluster.token, description.fingerprint(), cluster.lost_after_s,
-                cluster.reward_is_remote};
+  gate.rules = {TROUPE_VERSION, cluster.token, description.fingerprint(), cluster.lost_after_s, cluster.remote_roles};
+  gate.judges = std::move(judges);
   gate.grader = {settings.run, rewards, cluster.lost_after_s};
   settings.model_config = description.config;
   settings.lost_after_s = cluster.lost_after_s;
@@ -142,7 +150,7 @@ int run_rl(const RlTopology& topology) {
   cast.needs_every_rollout = group_to_worker == GroupToWorker::kFixed;
   cast.restarts = restart_options(topology.limits);
   cast.observer = observer;
-  cast.reward_is_pool = topology.cluster.reward_is_remote;
+  cast.reward_is_pool = topology.cluster.remote_roles.contains("reward");
   cast.start_buffer = [=, saved_groups = saved_groups](caf::actor_system& system) {
     TokenText text = [model](const std::vector<int32_t>& tokens) { return model->tokenizer()->decode(tokens, false); };
     return spawn_buffer(system, {buffer_options, std::move(text), saved_groups, live});
@@ -191,6 +199,26 @@ int run_rl(const RlTopology& topology) {
     if (topology.cluster.listen) setup.wait_for_workers = milliseconds_of(topology.cluster.wait_for_workers_s);
     return spawn_director(system, std::move(buffer), std::move(evaluator), std::move(supervisor), std::move(setup));
   };
+  auto shard = policy_shard_setup(topology, models, threads, limit, observer);
+  if (resumed) shard.resume_from = resumed->path;
+  const auto& elsewhere = topology.cluster.remote_roles;
+  const auto wait_for_workers = milliseconds_of(topology.cluster.wait_for_workers_s);
+  if (elsewhere.contains("reference"))
+    cast.start_reference = [=](caf::actor_system& system, sample_store_actor buffer, supervisor_actor supervisor) {
+      RewardPoolSetup pool;
+      pool.role = "reference";
+      pool.limit = limit;
+      pool.wait_for_graders = wait_for_workers;
+      pool.max_asked = ReferenceSetup().max_samples;
+      return sample_store_actor(spawn_reward_pool(system, std::move(buffer), std::move(supervisor), pool));
+    };
+  else
+    cast.start_reference = start_reference(topology, models, shard, trace);
+  std::map<std::string, std::string> judges;
+  if (elsewhere.contains("reference"))
+    judges["reference"] = to_json(judge_settings(topology, *models.reference, shard.resume_from)).dump();
+  if (elsewhere.contains("critic"))
+    judges["critic"] = to_json(judge_settings(topology, *models.critic, shard.resume_from)).dump();
   // Workers that may ask at a time; of those that may join nobody knows how many they will be.
   constexpr int kMostlyJoined = 16;
   const int num_askers = topology.rollout.num_workers + (topology.cluster.listen ? kMostlyJoined : 0);
@@ -198,15 +226,15 @@ int run_rl(const RlTopology& topology) {
   const double longest_s = longest_score_s(topology.rewards);
   const double score_limit_s = 10 + longest_s * RolloutSetup().max_scores_asked * (num_askers + 1);
   const double grade_limit_s = 10 + longest_s * RewardPoolSetup().max_asked;
-  const auto wait_for_workers = milliseconds_of(topology.cluster.wait_for_workers_s);
-  cast.start_reward = [=](caf::actor_system& system, buffer_actor buffer, supervisor_actor supervisor) -> reward_actor {
-    if (topology.cluster.reward_is_remote) {
+  cast.start_reward = [=](caf::actor_system& system, sample_store_actor next,
+                          supervisor_actor supervisor) -> reward_actor {
+    if (topology.cluster.remote_roles.contains("reward")) {
       RewardPoolSetup pool;
       pool.limit = milliseconds_of(grade_limit_s);
       pool.wait_for_graders = wait_for_workers;
-      return spawn_reward_pool(system, std::move(buffer), std::move(supervisor), pool);
+      return spawn_reward_pool(system, std::move(next), std::move(supervisor), pool);
     }
-    return spawn_reward(system, std::move(buffer),
+    return spawn_reward(system, std::move(next),
                         {[=] {
                            auto rules = std::make_shared<RewardSet>(topology.rewards);
                            return ScoreFunction([rules](Trajectory& trajectory) { rules->score(trajectory); });
@@ -215,12 +243,15 @@ int run_rl(const RlTopology& topology) {
   };
   const auto credit =
       engine.max_sequences + static_cast<int>(std::min<int64_t>(num_samples_per_group, engine.max_sequences));
-  auto score_limit = std::min(limit, milliseconds_of(score_limit_s));
+  // A reference loads its model and waits for its ranks.
+  auto score_limit = cast.start_reference ? limit : std::min(limit, milliseconds_of(score_limit_s));
   // A sample may wait for a grader to join, for others in the place of those that fell, and for the samples that were
   // asked about before it.
-  if (topology.cluster.reward_is_remote)
-    score_limit = 2 * wait_for_workers + RewardPoolSetup().max_attempts * milliseconds_of(grade_limit_s) +
-                  milliseconds_of(longest_s * RolloutSetup().max_scores_asked * num_askers);
+  if (elsewhere.contains("reward"))
+    score_limit =
+        std::max(score_limit, 2 * wait_for_workers + RewardPoolSetup().max_attempts * milliseconds_of(grade_limit_s) +
+                                  milliseconds_of(longest_s * RolloutSetup().max_scores_asked * num_askers));
+  if (elsewhere.contains("reference")) score_limit += 2 * wait_for_workers + RewardPoolSetup().max_attempts * limit;
   if (publisher != nullptr)
     add_gate(cast, topology.cluster,
              {topology.run.name,
@@ -233,7 +264,7 @@ int run_rl(const RlTopology& topology) {
               0,
               dtype == at::kFloat ? "float32" : "bfloat16",
               turns},
-             topology.rewards, *model, topology.rollout.num_workers, publisher, observer);
+             topology.rewards, *model, judges, topology.rollout.num_workers, publisher, observer);
   cast.start_rollout = [=](caf::actor_system& system, int worker, director_actor director, reward_actor reward) {
     RolloutSetup setup;
     setup.make_work = [=](int) { return make_engine_work(model, engine, sampling, baseline_index, turns); };
@@ -243,7 +274,7 @@ int run_rl(const RlTopology& topology) {
     setup.score_limit = score_limit;
     return spawn_rollout(system, worker, std::move(director), std::move(reward), std::move(setup));
   };
-  const auto shard = policy_shard_setup(topology, models, threads, limit, observer);
+  const auto critic = elsewhere.contains("critic") ? nullptr : start_critic(topology, models, shard, trace);
   cast.start_trainer = [=](caf::actor_system& system, batch_source_actor source, run_control_actor control,
                            supervisor_actor supervisor) {
     auto ranks = shard;
@@ -251,11 +282,12 @@ int run_rl(const RlTopology& topology) {
     ranks.publish_dtype = dtype;
     if (publisher != nullptr)
       ranks.on_publish = [publisher](WeightSnapshotPointer snapshot) { publisher->publish(std::move(snapshot)); };
-    if (resumed) ranks.resume_from = resumed->path;
     ranks.initial_weights = initial_weights;
     ranks.record_batches = topology.run.record_batches;
     ranks.first_step = state.step;
     auto setup = trainer_setup(topology.mesh, ranks, trace, observer, limit);
+    setup.start_critic = critic;
+    if (elsewhere.contains("critic")) setup.wait_for_critic = wait_for_workers;
     setup.first_step = state.step;
     setup.write_model = topology.checkpoint.last_save_in_hf;
     return spawn_trainer(system, std::move(source), std::move(control), std::move(supervisor), std::move(setup));
@@ -286,13 +318,18 @@ nlohmann::json describe(const RlTopology& topology) {
                                           ? engine.kv_cache_mib << 20
                                           : engine.max_sequences * engine.max_context_length * 2 * c.num_hidden_layers *
                                                 c.num_key_value_heads * c.head_dim * bytes_per_value);
+  const auto place = [&](const std::string& role) {
+    return topology.cluster.remote_roles.contains(role) ? concat(role, ", in workers of role ", role) : role;
+  };
   return {{"roles",
            {{"director", 1},
             {"rollout", topology.rollout.num_workers},
-            {topology.cluster.reward_is_remote ? "reward, in workers of role reward" : "reward", 1},
+            {place("reward"), 1},
             {"buffer", 1},
             {"trainer", 1},
             {"shard", topology.mesh.num_ranks()},
+            {place("reference"), needs_reference(topology.learner.algorithm) ? 1 : 0},
+            {place("critic"), needs_critic(topology.learner.algorithm) ? 1 : 0},
             {"evaluator", topology.evaluation.enable ? 1 : 0},
             {"supervisor", 1},
             {"gate for other processes", topology.cluster.listen ? 1 : 0}}},

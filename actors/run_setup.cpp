@@ -102,9 +102,10 @@ PlayOptions play_options(const LimitOptions& limits, bool handle_signals) {
 TrainerSetup trainer_setup(const MeshDegrees& mesh, LearnerShardSetup shard, std::shared_ptr<Trace> trace,
                            std::shared_ptr<ObserverGate> observer, std::chrono::milliseconds limit) {
   TrainerSetup trainer;
-  trainer.num_ranks = mesh.num_ranks();
-  trainer.make_work = [shard = std::move(shard)](int rank) { return make_learner_shard(rank, shard); };
-  trainer.trace = std::move(trace);
+  trainer.shards.num_ranks = mesh.num_ranks();
+  trainer.shards.make_work = [shard = std::move(shard)](int rank) { return make_learner_shard(rank, shard); };
+  trainer.shards.trace = std::move(trace);
+  trainer.shards.limit = limit;
   trainer.observer = std::move(observer);
   trainer.limit = limit;
   return trainer;
@@ -140,6 +141,10 @@ int play_and_finish(CastList cast, PlayOptions options, const std::shared_ptr<Ru
   return code;
 }
 
+std::shared_ptr<std::vector<RankGroups>> make_groups(const MeshDegrees& mesh, std::chrono::milliseconds limit) {
+  return std::make_shared<std::vector<RankGroups>>(make_thread_groups(mesh, limit));
+}
+
 LearnerShardSetup shard_setup(const LearnerOptions& learner, const RunOptions& run, const CheckpointOptions& checkpoint,
                               const MeshDegrees& mesh, int threads, std::chrono::milliseconds limit) {
   LearnerShardSetup setup;
@@ -147,7 +152,7 @@ LearnerShardSetup shard_setup(const LearnerOptions& learner, const RunOptions& r
   setup.options.seed = run.seed;
   setup.options.deterministic = run.deterministic;
   // The trainer's request limit comes first, so that a stuck rank is named by it.
-  setup.groups = std::make_shared<std::vector<RankGroups>>(make_thread_groups(mesh, limit));
+  setup.groups = make_groups(mesh, limit);
   setup.folder = run.folder;
   setup.export_dtype = checkpoint.export_dtype;
   setup.keep_latest_k = checkpoint.keep_latest_k;

@@ -39,6 +39,8 @@ void cast_data_and_trainer(CastList& cast, DataSetup data, TrainerSetup trainer)
 /// process has to be ended with actors still in it. Returns the exit code.
 int play_and_finish(CastList cast, PlayOptions options, const std::shared_ptr<RunRecorder>& recorder,
                     const std::shared_ptr<Trace>& trace, const std::filesystem::path& run_folder, bool write_trace);
+/// Ranks as threads of this process.
+std::shared_ptr<std::vector<RankGroups>> make_groups(const MeshDegrees& mesh, std::chrono::milliseconds limit);
 LearnerShardSetup shard_setup(const LearnerOptions& learner, const RunOptions& run, const CheckpointOptions& checkpoint,
                               const MeshDegrees& mesh, int threads, std::chrono::milliseconds limit);
 /// Bytes of the trainer's parts.

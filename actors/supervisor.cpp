@@ -71,7 +71,8 @@ class SupervisorState {
       director_ = watch(cast_.start_director(system, buffer_, evaluator, me), "director");
       control_ = director_;
       source = buffer_;
-      reward_ = watch(cast_.start_reward(system, buffer_, me), "reward");
+      start_reference();
+      start_reward();
     }
     if (cast_.start_gate) {
       try {
@@ -85,7 +86,25 @@ class SupervisorState {
     for (int32_t seat = 0; seat < cast_.num_rollouts; ++seat) start_rollout(seat);
     if (cast_.start_reporter) reporter_ = cast_.start_reporter(system, control_);
     introduce_pool();
+    introduce("critic", trainer);
+    if (reference_) introduce("reference", reference_);
     caf::anon_send(trainer, atom::next_v);
+  }
+
+  void start_reference() {
+    if (!cast_.start_reference) return;
+    reference_ = watch(cast_.start_reference(self_->system(), buffer_, supervisor_actor{self_}), "reference");
+  }
+
+  void start_reward() {
+    const sample_store_actor next = reference_ ? reference_ : sample_store_actor(buffer_);
+    reward_ = watch(cast_.start_reward(self_->system(), next, supervisor_actor{self_}), "reward");
+  }
+
+  /// To workers of other processes: who asks those of this role.
+  template <class Handle>
+  void introduce(const std::string& role, const Handle& who) {
+    if (gate_) caf::anon_send(gate_, atom::arrive_v, role, caf::actor_cast<caf::strong_actor_ptr>(who));
   }
 
   void introduce_pool() {
@@ -105,7 +124,7 @@ class SupervisorState {
     everybody_.erase(seat);
     const auto cause = describe_error(down.reason, self_->system());
     if (seat.role == "rollout") rollouts_.erase(seat.seat);
-    if (seat.role == "rollout" || seat.role == "reward") {
+    if (seat.role == "rollout" || seat.role == "reward" || seat.role == "reference") {
       replace(seat, cause);
     } else if (seat.role == "gate") {
       gate_ = gate_actor();
@@ -157,11 +176,27 @@ class SupervisorState {
       start_rollout(seat);
       return;
     }
-    reward_ = watch(cast_.start_reward(self_->system(), buffer_, supervisor_actor{self_}), "reward");
+    if (role == "reward" && everybody_.contains({"reward", 0})) return;  // came with a new reference
+    if (role == "reference") {
+      start_reference();
+      introduce("reference", reference_);
+      // The reward hands samples to the fallen one, and whoever asked it waits for a new one.
+      forget({"reward", 0});
+    }
+    start_reward();
     for (const auto& [id, rollout] : rollouts_)
       caf::anon_send(rollout, atom::arrive_v, caf::actor_cast<caf::strong_actor_ptr>(reward_));
-    if (gate_) caf::anon_send(gate_, atom::arrive_v, caf::actor_cast<caf::strong_actor_ptr>(reward_));
+    introduce("reward", reward_);
     introduce_pool();
+  }
+
+  /// Frees the seat, whatever becomes of who sat there.
+  void forget(const Seat& seat) {
+    const auto found = everybody_.find(seat);
+    if (found == everybody_.end()) return;
+    seats_.erase(caf::actor_cast<caf::actor_addr>(found->second));
+    caf::anon_send_exit(caf::actor_cast<caf::actor>(found->second), caf::exit_reason::kill);
+    everybody_.erase(found);
   }
 
   void overdue(const Seat& seat, const caf::strong_actor_ptr& who, const std::string& why) {
@@ -175,10 +210,8 @@ class SupervisorState {
     }
     if (ended_ || found == everybody_.end() || found->second != who) return;  // replaced already
     // It may never look into its mailbox again: its seat is free from now on, whatever becomes of its thread.
-    seats_.erase(caf::actor_cast<caf::actor_addr>(who));
-    everybody_.erase(found);
+    forget(seat);
     if (seat.role == "rollout") rollouts_.erase(seat.seat);
-    caf::anon_send_exit(caf::actor_cast<caf::actor>(who), caf::exit_reason::kill);
     replace(seat, why);
   }
 
@@ -199,7 +232,8 @@ class SupervisorState {
 
   void dismiss_all() {
     // Sources first, then workers, then sinks; each dies with its own state.
-    for (const char* role : {"gate", "director", "data", "rollout", "reward", "evaluator", "buffer", "trainer"})
+    for (const char* role :
+         {"gate", "director", "data", "rollout", "reward", "reference", "evaluator", "buffer", "trainer"})
       for (const auto& [seat, handle] : everybody_)
         if (seat.role == role)
           caf::anon_send_exit(caf::actor_cast<caf::actor>(handle), caf::exit_reason::user_shutdown);
@@ -209,6 +243,7 @@ class SupervisorState {
     reporter_ = reporter_actor();
     buffer_ = buffer_actor();
     reward_ = reward_actor();
+    reference_ = sample_store_actor();
     director_ = director_actor();
     control_ = run_control_actor();
     cast_ = {};
@@ -229,6 +264,7 @@ class SupervisorState {
   std::map<int32_t, rollout_actor> rollouts_;
   buffer_actor buffer_;
   reward_actor reward_;
+  sample_store_actor reference_;  // none: rewards store in the buffer
   director_actor director_;
   run_control_actor control_;
   gate_actor gate_;

@@ -1,5 +1,5 @@
-// The supervisor actor: starts every role, watches them, restarts rollout and reward with a growing pause, and ends the
-// run with the cause when anybody else falls.
+// The supervisor actor: starts every role, watches them, restarts rollout, reward and reference with a growing pause,
+// and ends the run with the cause when anybody else falls. A new reference takes a new reward with it.
 //
 //   running ──trainer finished──> ended (0 or 130)
 //      └── director, buffer or trainer fell; a role out of restarts and nobody left to do its work ──> ended (1, cause)
@@ -23,7 +23,9 @@ struct CastList {
   std::function<buffer_actor(caf::actor_system&)> start_buffer;
   std::function<evaluator_actor(caf::actor_system&)> start_evaluator;
   std::function<director_actor(caf::actor_system&, buffer_actor, evaluator_actor, supervisor_actor)> start_director;
-  std::function<reward_actor(caf::actor_system&, buffer_actor, supervisor_actor)> start_reward;
+  /// Between reward and buffer; empty where the algorithm measures no KL.
+  std::function<sample_store_actor(caf::actor_system&, sample_store_actor buffer, supervisor_actor)> start_reference;
+  std::function<reward_actor(caf::actor_system&, sample_store_actor next, supervisor_actor)> start_reward;
   std::function<rollout_actor(caf::actor_system&, int worker, director_actor, reward_actor)> start_rollout;
   /// Where workers of other processes may join; throws Error where it cannot listen.
   std::function<gate_actor(caf::actor_system&, director_actor, reward_actor)> start_gate;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,6 +29,7 @@ struct RunOptions {
   int64_t steps = 100;          // training.steps
   bool record_batches = false;  // RL: keeps every batch in <folder>/batches, for run_replay
   std::string resolved_config;  // text of config.toml as resolved; written to the run folder
+  std::string loadable_config;  // the same to be read again, for roles in other processes
 };
 
 /// model.*
@@ -86,8 +88,8 @@ struct ClusterOptions {
   int port = 0, weights_port = 0;  // 0: any
   std::string token;               // "": none is asked for; needed where `bind` is not loopback
   double heartbeat_s = 1, lost_after_s = 10;
-  double wait_for_workers_s = 600;  // without any worker, before the run stops
-  bool reward_is_remote = false;    // [[topology.place]]: the rules run in workers of role "reward"
+  double wait_for_workers_s = 600;     // without any worker, before the run stops
+  std::set<std::string> remote_roles;  // [[topology.place]]: those of "reward", "reference", "critic" in workers
 };
 /// True for addresses that only this machine reaches.
 bool is_loopback(const std::string& address);

@@ -1,9 +1,8 @@
 #include "actors/trainer.h"
 
-#include <set>
-
 #include "actors/question.h"
-#include "actors/shard.h"
+#include "actors/shard_group.h"
+#include "base/bytes.h"
 
 namespace troupe {
 namespace {
@@ -15,7 +14,7 @@ class TrainerState {
 
   explicit TrainerState(Pointer self) : self_(self) {}
   ~TrainerState() {
-    for (const auto& shard : shards_) caf::anon_send_exit(shard, caf::exit_reason::user_shutdown);
+    if (critic_) caf::anon_send_exit(critic_, caf::exit_reason::user_shutdown);
   }
 
   trainer_actor::behavior_type start(batch_source_actor source, run_control_actor control, supervisor_actor supervisor,
@@ -25,28 +24,48 @@ class TrainerState {
     supervisor_ = std::move(supervisor);
     setup_ = std::move(setup);
     step_ = setup_.first_step;
-    for (int rank = 0; rank < setup_.num_ranks; ++rank) {
-      shards_.push_back(setup_.start_shard
-                            ? setup_.start_shard(self_->system(), rank)
-                            : spawn_shard(self_->system(), rank, setup_.make_work, setup_.trace, setup_.detached));
-      self_->monitor(shards_.back());
-    }
+    shards_.emplace(
+        self_, setup_.shards, [this] { return who(); }, [this](const std::string& cause) { fail(cause); });
+    if (setup_.start_critic) take_critic(setup_.start_critic(self_->system()));
     self_->set_down_handler([this](const caf::down_msg& down) {
-      for (size_t rank = 0; rank < shards_.size(); ++rank)
-        if (shards_[rank].address() == down.source)
-          fail(concat(who(), ": shard ", rank, " died: ", describe_error(down.reason, self_->system())));
+      shards_->fell(down);
+      if (critic_.address() == down.source)
+        fail(concat(who(), ": the critic died: ", describe_error(down.reason, self_->system())));
     });
-    return {[this](atom::next) { load(); }};
+    return {[this](atom::next) { wait_or_load(); },
+            [this](atom::arrive, const caf::strong_actor_ptr& critic) {
+              if (!critic_) take_critic(caf::actor_cast<critic_actor>(critic));
+              if (is_waiting_for_critic_) wait_or_load();
+            },
+            [this](atom::overdue) {
+              if (is_waiting_for_critic_)
+                fail(concat(who(), ": no worker has joined with --role critic within ",
+                            std::chrono::duration<double>(setup_.wait_for_critic).count(),
+                            " s (cluster.wait_for_workers_s)"));
+            }};
   }
 
  private:
-  using Next = std::function<void(nlohmann::json answer_of_rank_0)>;
+  using Next = std::function<void(nlohmann::json answer)>;  // of rank 0
 
   /// Who answers only after waits of its own gets more time than each of them: a batch outlasts a worker that is found
   /// frozen at the limit and the making of its work anew; a decision outlasts an evaluation and a snapshot.
   static constexpr int kPatience = 3;
   /// Longest wait for words that only explain a failure.
   static constexpr std::chrono::milliseconds kLastWords{5000};
+
+  void take_critic(const critic_actor& critic) {
+    critic_ = critic;
+    self_->monitor(critic_);
+  }
+
+  void wait_or_load() {
+    is_waiting_for_critic_ = setup_.wait_for_critic.count() > 0 && !critic_;
+    if (is_waiting_for_critic_)
+      self_->delayed_send(self_, setup_.wait_for_critic, atom::overdue_v);
+    else
+      load();
+  }
 
   std::string who() const { return concat("trainer, step ", step_ + 1); }
 
@@ -82,35 +101,23 @@ class TrainerState {
             });
   }
 
-  /// Asks every rank and goes on when all have answered.
   template <class... Ts>
   void ask_shards(const char* what, Next next, const Ts&... message) {
-    struct Gather {
-      std::set<size_t> missing;  // ranks
-      nlohmann::json answer;
-      Next next;
-    };
-    auto gather = std::make_shared<Gather>();
-    gather->next = std::move(next);
-    for (size_t rank = 0; rank < shards_.size(); ++rank) gather->missing.insert(rank);
-    for (size_t rank = 0; rank < shards_.size(); ++rank) {
-      const Question question(*self_, who(), concat("shard ", rank, " of ", shards_.size()), what);
-      self_->request(shards_[rank], setup_.limit, message...)
-          .then(
-              [this, rank, gather](const std::string& answer) {
-                if (rank == 0) gather->answer = nlohmann::json::parse(answer);
-                gather->missing.erase(rank);
-                if (gather->missing.empty()) gather->next(std::move(gather->answer));
-              },
-              [this, gather, question](const caf::error& error) {
-                auto cause = question.failed(*self_, error);
-                if (is_timeout(error)) {
-                  cause += "; no answer yet from";
-                  for (const auto missing : gather->missing) cause += concat(" rank ", missing);
-                }
-                fail(cause);
-              });
+    shards_->template ask<std::string>(
+        what, [next = std::move(next)](const std::string& answer) { next(nlohmann::json::parse(answer)); }, message...);
+  }
+
+  /// Without a critic `next` comes at once, with an empty answer.
+  template <class... Ts>
+  void ask_critic(const char* what, Next next, const Ts&... message) {
+    if (!critic_) {
+      next(nlohmann::json::object());
+      return;
     }
+    const Question question(*self_, who(), "the critic", what);
+    self_->request(critic_, kPatience * setup_.limit, message...)
+        .then([next = std::move(next)](const std::string& answer) { next(nlohmann::json::parse(answer)); },
+              [this, question](const caf::error& error) { fail(question.failed(*self_, error)); });
   }
 
   template <class... Ts>
@@ -124,18 +131,32 @@ class TrainerState {
   }
 
   void load() {
+    ask_critic(
+        "load", [this](const nlohmann::json&) { load_shards(); }, atom::load_v);
+  }
+
+  void load_shards() {
     ask_shards(
         "load",
         [this](nlohmann::json description) {
           if (description.contains("unfinished")) {
             setup_.observer->say(description["unfinished"].get<std::string>());
-            load();
+            load_shards();
             return;
           }
+          kl_coefficient_ = take_kl_coefficient(description);
           setup_.observer->call([&](RunObserver& observer) { observer.on_start(description); });
           publish([this](const nlohmann::json&) { ask_control("decide", atom::decide_v); });
         },
         atom::load_v);
+  }
+
+  /// What a rank says to the trainer alone: where the adaptive coefficient stands. The critic's rewards of the next
+  /// step hold the KL at it.
+  static double take_kl_coefficient(nlohmann::json& answer) {
+    const auto value = answer.value("next_kl_coefficient", 0.0);
+    answer.erase("next_kl_coefficient");
+    return value;
   }
 
   void publish(Next next) { ask_shards("publish", std::move(next), atom::weights_v, int64_t{step_}); }
@@ -147,8 +168,14 @@ class TrainerState {
       rest.save = false;
       rest.state_json.clear();
       rest.groups = {};
-      ask_shards(
-          "save", [this, rest](const nlohmann::json&) { obey(rest); }, atom::save_v, int64_t{step_}, decision);
+      // The critic's is whole before the policy's: where a resume finds this one, it finds that of the same step.
+      ask_critic(
+          "save",
+          [this, rest, decision](const nlohmann::json&) {
+            ask_shards(
+                "save", [this, rest](const nlohmann::json&) { obey(rest); }, atom::save_v, int64_t{step_}, decision);
+          },
+          atom::save_v, int64_t{step_});
     } else if (decision.export_best) {
       auto rest = decision;
       rest.export_best = false;
@@ -161,8 +188,13 @@ class TrainerState {
           atom::validate_v, setup_.validation);
     } else if (decision.stop) {
       if (!decision.interrupted && setup_.write_model) {
-        ask_shards(
-            "write model", [this](const nlohmann::json&) { finish(false); }, atom::write_v, std::string("model"));
+        ask_critic(
+            "write model",
+            [this](const nlohmann::json&) {
+              ask_shards(
+                  "write model", [this](const nlohmann::json&) { finish(false); }, atom::write_v, std::string("model"));
+            },
+            atom::write_v);
       } else {
         finish(decision.interrupted);
       }
@@ -194,21 +226,66 @@ class TrainerState {
 
   void train(const LocalBatch& local) {
     const auto begin = std::chrono::steady_clock::now();
-    ask_shards(
-        "train step",
-        [this, local, begin](nlohmann::json metrics) {
-          const auto trained = std::chrono::steady_clock::now();
-          ++step_;
-          publish([this, local, begin, trained, metrics = std::move(metrics)](const nlohmann::json& sync) mutable {
-            for (const auto& [key, value] : sync.items()) metrics[key] = value;
-            metrics["timing/train_step(s)"] = std::chrono::duration<double>(trained - begin).count();
-            metrics["timing/wait_for_batch(s)"] = wait_s_;
-            metrics["timing/weight_sync/total(s)"] =
-                std::chrono::duration<double>(std::chrono::steady_clock::now() - trained).count();
-            ask_control("trained", atom::trained_v, StepReport{step_, step_, local.batch->groups, metrics.dump()});
-          });
-        },
-        atom::train_v, local);
+    if (!critic_) {
+      ask_shards(
+          "train step", [this, local, begin](nlohmann::json metrics) { trained(local, begin, std::move(metrics)); },
+          atom::train_v, local);
+      return;
+    }
+    const Question question(*self_, who(), "the critic", "values");
+    const auto bytes = pack_trajectories(local.batch->trajectories);
+    self_
+        ->request(critic_, kPatience * setup_.limit, atom::judge_v, local.batch->step,
+                  Packed{std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size())})
+        .then([this, local, begin](const Packed& values) { train_with_values(local, values, begin); },
+              [this, question](const caf::error& error) { fail(question.failed(*self_, error)); });
+  }
+
+  /// Policy and critic learn from the same values at the same time.
+  void train_with_values(const LocalBatch& local, const Packed& values, std::chrono::steady_clock::time_point begin) {
+    auto judged = std::make_shared<TrainBatch>(*local.batch);
+    try {
+      add_values(judged->trajectories, values);
+    } catch (const std::exception& error) {
+      fail(concat(who(), ": ", error.what()));
+      return;
+    }
+    struct Both {
+      nlohmann::json metrics = nlohmann::json::object();
+      int num_missing = 2;
+    };
+    auto both = std::make_shared<Both>();
+    const auto one = [this, local, begin, both](const nlohmann::json& metrics) {
+      both->metrics.update(metrics);
+      if (--both->num_missing == 0) trained(local, begin, std::move(both->metrics));
+    };
+    const auto kl_coefficient = kl_coefficient_;  // an answer of the policy moves it
+    ask_critic("train step", one, atom::train_v, judged->step, kl_coefficient);
+    ask_shards("train step", one, atom::train_v, LocalBatch{judged});
+  }
+
+  static void add_values(std::vector<Trajectory>& trajectories, const Packed& values) {
+    ByteReader reader(std::as_bytes(std::span(values.bytes)), "the critic's values");
+    for (auto& trajectory : trajectories) {
+      trajectory.values = reader.get_vector<float>();
+      require(trajectory.values.size() == trajectory.tokens.size(), "the critic's values of sample ",
+              trajectory.sample_id, " are ", trajectory.values.size(), ", not ", trajectory.tokens.size());
+    }
+    reader.expect_end();
+  }
+
+  void trained(const LocalBatch& local, std::chrono::steady_clock::time_point begin, nlohmann::json metrics) {
+    const auto end = std::chrono::steady_clock::now();
+    ++step_;
+    kl_coefficient_ = take_kl_coefficient(metrics);
+    publish([this, local, begin, end, metrics = std::move(metrics)](const nlohmann::json& sync) mutable {
+      for (const auto& [key, value] : sync.items()) metrics[key] = value;
+      metrics["timing/train_step(s)"] = std::chrono::duration<double>(end - begin).count();
+      metrics["timing/wait_for_batch(s)"] = wait_s_;
+      metrics["timing/weight_sync/total(s)"] =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - end).count();
+      ask_control("trained", atom::trained_v, StepReport{step_, step_, local.batch->groups, metrics.dump()});
+    });
   }
 
   Pointer self_;
@@ -216,9 +293,11 @@ class TrainerState {
   run_control_actor control_;
   supervisor_actor supervisor_;
   TrainerSetup setup_;
-  std::vector<shard_actor> shards_;
-  int64_t step_ = 0;  // done
-  bool has_failed_ = false, is_winding_down_ = false;
+  std::optional<ShardGroup<Pointer>> shards_;
+  critic_actor critic_;        // none: the algorithm needs no values
+  double kl_coefficient_ = 0;  // of the next step
+  int64_t step_ = 0;           // done
+  bool has_failed_ = false, is_winding_down_ = false, is_waiting_for_critic_ = false;
   double wait_s_ = 0;
 };
 

@@ -6,6 +6,7 @@
 #include <limits>
 #include <sstream>
 
+#include "actors/worker.h"
 #include "apps/algorithm_keys.h"
 #include "apps/token_file.h"
 #include "base/cpu.h"
@@ -30,6 +31,7 @@ RunOptions run_options(const Config& config) {
   run.steps = config.integer("training.steps");
   run.record_batches = config.boolean("run.record_batches");
   run.resolved_config = config.print(true);
+  run.loadable_config = config.print_given();
   return run;
 }
 
@@ -202,10 +204,9 @@ LimitOptions limit_options(const Config& config) {
   return limits;
 }
 
-/// [[topology.place]]: the roles that may be in other processes. Rollout workers join by themselves, as many as there
-/// are.
-bool is_reward_remote(const Config& config) {
-  std::optional<bool> is_remote;
+/// [[topology.place]]: which roles are in other processes. Rollout workers join by themselves, as many as there are.
+std::set<std::string> remote_roles(const Config& config) {
+  std::set<std::string> placed, remote;
   for (const auto& place : config.places()) {
     for (const auto& [key, value] : place.items()) {
       if (key != "role" && key != "where")
@@ -216,13 +217,16 @@ bool is_reward_remote(const Config& config) {
     const auto role = place.value("role", ""), where = place.value("where", "local");
     if (where != "local" && where != "remote")
       throw UsageError(concat("[[topology.place]]: where = \"", where, "\" is not one of \"local\", \"remote\""));
-    if (role != "reward")
-      throw UsageError(concat("[[topology.place]]: role = \"", role, "\": only \"reward\" can be placed; ",
-                              "rollout workers join a run that listens (cluster.listen), ranks are threads of it"));
-    if (is_remote) throw UsageError("[[topology.place]]: role = \"reward\" is placed twice");
-    is_remote = where == "remote";
+    if (role == "rollout" || !known_worker_roles().contains(role))
+      throw UsageError(
+          concat("[[topology.place]]: role = \"", role,
+                 "\": \"reward\", \"reference\" and \"critic\" can be placed; rollout workers join a run that ",
+                 "listens (cluster.listen), ranks are threads of it"));
+    if (!placed.insert(role).second)
+      throw UsageError(concat("[[topology.place]]: role = \"", role, "\" is placed twice"));
+    if (where == "remote") remote.insert(role);
   }
-  return is_remote.value_or(false);
+  return remote;
 }
 
 /// For commands whose roles are all in one process.
@@ -233,12 +237,12 @@ void refuse_places(const Config& config) {
 
 ClusterOptions cluster_options(const Config& config) {
   ClusterOptions cluster;
-  cluster.reward_is_remote = is_reward_remote(config);
+  cluster.remote_roles = remote_roles(config);
   cluster.bind = config.string("cluster.bind");
   cluster.port = static_cast<int>(config.integer("cluster.port"));
   cluster.weights_port = static_cast<int>(config.integer("cluster.weights_port"));
   cluster.listen = config.boolean("cluster.listen") || cluster.port != 0 ||
-                   config.integer("rollout.num_workers") == 0 || cluster.reward_is_remote;
+                   config.integer("rollout.num_workers") == 0 || !cluster.remote_roles.empty();
   const auto token_file = config.string("cluster.token_file");
   if (!token_file.empty()) cluster.token = read_token_file("cluster.token_file", token_file);
   if (cluster.listen && !is_loopback(cluster.bind) && cluster.token.empty())
@@ -519,7 +523,8 @@ RlTopology build_rl_topology(const Config& config) {
     refuse(config, "rollout.group_to_worker", "run.deterministic needs \"fixed\"");
   topology.evaluation = evaluation_options(config, topology.data);
   // Evaluation grades in this process.
-  topology.rewards = reward_options(config, topology.cluster.reward_is_remote && !topology.evaluation.enable);
+  topology.rewards =
+      reward_options(config, topology.cluster.remote_roles.contains("reward") && !topology.evaluation.enable);
   topology.checkpoint = checkpoint_options(config);
   topology.limits = limit_options(config);
   topology.metrics = metrics_options(config);

@@ -404,6 +404,19 @@ void Config::fill(const std::string& name, json value, const std::string& origin
   if (is_default(name) && this->value(name).value != value) set(name, std::move(value), origin);
 }
 
+namespace {
+
+std::string print_tables(const char* title, const std::vector<json>& tables) {
+  std::ostringstream out;
+  for (const auto& table : tables) {
+    out << "\n[[" << title << "]]\n";
+    for (const auto& [name, element] : table.items()) out << name << " = " << to_toml(element) << "\n";
+  }
+  return out.str();
+}
+
+}  // namespace
+
 std::string Config::print(bool with_origins) const {
   std::ostringstream out;
   std::string section;
@@ -419,14 +432,15 @@ std::string Config::print(bool with_origins) const {
     if (with_origins) out << "  # " << entry.origin << ": " << key.help;
     out << "\n";
   }
-  const auto print_tables = [&out](const char* title, const std::vector<nlohmann::json>& tables) {
-    for (const auto& table : tables) {
-      out << "\n[[" << title << "]]\n";
-      for (const auto& [name, element] : table.items()) out << name << " = " << to_toml(element) << "\n";
-    }
-  };
-  print_tables("reward", rewards_);
-  print_tables("topology.place", places_);
+  out << print_tables("reward", rewards_) << print_tables("topology.place", places_);
+  return out.str();
+}
+
+std::string Config::print_given() const {
+  std::ostringstream out;
+  for (const auto& key : config_keys())
+    if (!is_default(key.name)) out << key.name << " = " << to_toml(value(key.name).value) << "\n";
+  out << print_tables("reward", rewards_) << print_tables("topology.place", places_);
   return out.str();
 }
 

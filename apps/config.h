@@ -59,6 +59,8 @@ class Config {
 
   /// Every key with value and origin, as TOML with comments (--print-config).
   std::string print(bool with_origins) const;
+  /// What somebody has set, as TOML that gives this configuration again.
+  std::string print_given() const;
 
  private:
   friend struct TomlReader;

@@ -234,7 +234,7 @@ std::vector<KeySpec> make_plain_keys() {
       number("cluster.lost_after_s", 10.0, "a worker without a sign of life is lost, and its work goes to others", 0.05,
              kMostSeconds),
       number("cluster.wait_for_workers_s", 600.0,
-             "how long a run goes on without any rollout worker, or samples wait without any worker that grades "
+             "how long a run goes on without any rollout worker, or waits for one of a role that is placed in workers "
              "([[topology.place]]), before it stops",
              0.1, kMostSeconds),
       number("cluster.request_timeout_s", 600.0,

@@ -42,9 +42,11 @@ std::string place_section() {
              "\n## [[topology.place]]\n\nWhere a role is played. Rollout workers need none: they join a run that "
              "listens "
              "(`cluster.listen`).\n") +
-         kTableHead + row("role", "", "`\"reward\"`: the rules of every [[reward]]; needed") +
+         kTableHead +
+         row("role", "",
+             "`\"reward\"`: the rules of every [[reward]]; `\"reference\"`; `\"critic\"`; needed, each once") +
          row("where", "`\"local\"`",
-             "in the run's process (\"local\"), or in workers that join with `--role reward` (\"remote\")");
+             "in the run's process (\"local\"), or in workers that join with `--role` and its name (\"remote\")");
 }
 
 }  // namespace

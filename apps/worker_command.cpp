@@ -1,6 +1,7 @@
-// `troupe worker --join HOST:PORT`: generates or grades for a run of another process, here or on another host.
+// `troupe worker --join HOST:PORT`: generates, grades or judges for a run of another process, here or on another host.
 #include "actors/worker.h"
 
+#include "apps/build_topology.h"
 #include "apps/commands.h"
 #include "apps/token_file.h"
 #include "base/error.h"
@@ -21,6 +22,20 @@ void parse_address(const std::string& text, WorkerOptions& options) {
   options.port = std::stoi(digits);
 }
 
+/// A critic or reference is built from the run's configuration; what that says of the run's own ports and token is
+/// nothing to it.
+void read_configurations(std::vector<std::string> overrides, WorkerOptions& options) {
+  const bool is_judge = options.role == "reference" || options.role == "critic";
+  if (!is_judge && !overrides.empty())
+    throw UsageError(concat(overrides.front(), ": a worker of role ", options.role,
+                            " takes its configuration from the run; only roles reference and critic read models"));
+  Config::from_text("", "the command line", overrides);  // unknown keys are found here, not after joining
+  for (const char* own : {"--cluster.bind=127.0.0.1", "--cluster.token_file="}) overrides.emplace_back(own);
+  options.read_config = [overrides](const std::string& text) {
+    return build_rl_topology(Config::from_text(text, "the run's configuration", overrides));
+  };
+}
+
 }  // namespace
 
 void add_worker(CLI::App& app, Action& action) {
@@ -29,10 +44,16 @@ void add_worker(CLI::App& app, Action& action) {
     WorkerOptions worker;
   };
   auto options = std::make_shared<Options>();
-  auto* command = app.add_subcommand("worker", "generate or grade for a run of another process");
+  auto* command = app.add_subcommand("worker", "play a role for a run of another process");
   command->add_option("--join", options->join, "HOST:PORT, as `troupe rl` with cluster.listen prints it")->required();
-  command->add_option("--role", options->worker.role, "rollout: generate; reward: run the rules of [[reward]]")
-      ->check(CLI::IsMember({"rollout", "reward"}));
+  command
+      ->add_option(
+          "--role", options->worker.role,
+          "rollout: generate; reward: run the rules of [[reward]]; reference, critic: that model. The last two "
+          "read the models that the run's configuration names; --section.key=value names others")
+      ->check(CLI::IsMember(known_worker_roles()));
+  command->add_option("--run-folder", options->worker.folder,
+                      "critic: the run's folder, where this worker sees it under another path");
   command->add_option("--token-file", options->token_file, "file with the run's token (cluster.token_file)");
   command->add_option("--threads", options->worker.num_threads, "compute threads; 0: all cores")
       ->check(CLI::NonNegativeNumber);
@@ -46,9 +67,11 @@ void add_worker(CLI::App& app, Action& action) {
       ->check(CLI::PositiveNumber);
   command->add_option("--lost-after-s", options->worker.lost_after_s, "without a sign of life the run is lost")
       ->check(CLI::PositiveNumber);
-  command->callback([options, &action] {
-    action = [options] {
+  command->allow_extras();
+  command->callback([command, options, &action] {
+    action = [command, options] {
       parse_address(options->join, options->worker);
+      read_configurations(command->remaining(), options->worker);
       if (!options->token_file.empty()) options->worker.token = read_token_file("--token-file", options->token_file);
       return run_worker(options->worker);
     };

@@ -145,4 +145,20 @@ Trajectory unpack_trajectory(std::span<const std::byte> bytes) {
   return t;
 }
 
+std::vector<std::byte> pack_trajectories(std::span<const Trajectory> trajectories) {
+  ByteWriter out;
+  out.put<uint64_t>(trajectories.size());
+  for (const auto& trajectory : trajectories) out.put(pack_trajectory(trajectory));
+  return out.take();
+}
+
+std::vector<Trajectory> unpack_trajectories(std::span<const std::byte> bytes) {
+  ByteReader in(bytes, "trajectories");
+  std::vector<Trajectory> trajectories;
+  const auto count = in.get_size(sizeof(uint64_t));
+  for (size_t i = 0; i < count; ++i) trajectories.push_back(unpack_trajectory(in.get_vector<std::byte>()));
+  in.expect_end();
+  return trajectories;
+}
+
 }  // namespace troupe

@@ -66,6 +66,9 @@ std::vector<std::byte> pack_trajectory(const Trajectory& trajectory);
 /// Throws Error on truncated, over-long or inconsistent bytes; never reads outside of them or allocates beyond their
 /// size.
 Trajectory unpack_trajectory(std::span<const std::byte> bytes);
+/// Several in one piece, in order.
+std::vector<std::byte> pack_trajectories(std::span<const Trajectory> trajectories);
+std::vector<Trajectory> unpack_trajectories(std::span<const std::byte> bytes);  // throws as unpack_trajectory
 /// Throws Error naming what is inconsistent (lengths, order of versions, masks inside the prompt).
 void check_trajectory(const Trajectory& trajectory);
 

@@ -18,16 +18,6 @@ Collectives* RankGroups::find(const std::string& name) const {
   return found == groups_.end() || found->second->size() == 1 ? nullptr : found->second.get();
 }
 
-RankGroups RankGroups::without_replicas() const {
-  auto degrees = this->degrees();
-  degrees.shard *= std::exchange(degrees.replicate, 1);
-  auto groups = groups_;
-  groups["shards"] = groups_.at("losses");
-  groups["copy"] = groups_.at("world");
-  groups.erase("replicas");
-  return {degrees, world().rank(), std::move(groups)};
-}
-
 void RankGroups::abort(const std::string& reason) const {
   for (const auto& [name, group] : groups_) group->abort(reason);
 }

@@ -32,8 +32,6 @@ class RankGroups {
   int num_data_ranks() const { return degrees().num_data_ranks(); }
   /// What one copy does for all: checkpoints, exports, publication.
   bool is_first_replica() const { return place_.replicate == 0; }
-  /// The same ranks with the replicas as further shards: for models without gradients.
-  RankGroups without_replicas() const;
   /// Ends the peers of every group; they end theirs in turn.
   void abort(const std::string& reason) const;
 

@@ -43,11 +43,13 @@ Learner::Implementation::Implementation(const ModelConfig& config, const RankGro
     options_.peak_flops = measure_flops(sharding.parameter_dtype, sharding.device) * groups_.world().size();
   }
   auto& sharded = model_.sharded();
+  if (options_.is_frozen) return;
   optimizer_ = make_optimizer(options_.optimizer, sharded.shards(), sharded.pieces(), parameter_specs(config));
 }
 
 Learner::Implementation::Update Learner::Implementation::update(const std::vector<LearnerRow>& rows, MetricSums& sums,
                                                                 const RowLoss& loss_of) {
+  require(optimizer_ != nullptr, "a frozen model is not trained");
   Update result;
   result.lr = scheduled_learning_rate(options_.schedule, options_.optimizer.lr, step_);
   const Stopwatch forward_backward;
@@ -89,9 +91,9 @@ Learner::Implementation::Update Learner::Implementation::update(const std::vecto
 }
 
 void Learner::Implementation::evaluate(
-    ParallelModel& model, const std::vector<LearnerRow>& rows, MetricSums& sums,
+    const std::vector<LearnerRow>& rows, MetricSums& sums,
     const std::function<void(const LearnerRow& row, const Tensor& hidden_ND)>& work) {
-  model.evaluate(
+  model_.evaluate(
       rows.size(), [&](size_t row) -> const ModelRow& { return rows[row].model; },
       [&](size_t row, const Tensor& hidden_TD) { work(rows[row], hidden_TD.index_select(0, rows[row].predictors_N)); });
   join(sums);
@@ -200,13 +202,6 @@ Learner::Learner(const ModelConfig& config, Collectives& collectives, LearnerOpt
 Learner::~Learner() = default;
 
 void Learner::load(const ReadTensor& read) { implementation_->model_.sharded().load(read); }
-void Learner::load_reference(const ModelConfig& config, const ReadTensor& read) {
-  auto& self = *implementation_;
-  require(config.vocab_size == self.config_.vocab_size, "the reference has a vocabulary of ", config.vocab_size,
-          ", the model one of ", self.config_.vocab_size);
-  self.reference_ = std::make_unique<ParallelModel>(config, self.groups_.without_replicas(), self.options_.parallel);
-  self.reference_->sharded().load(read);
-}
 int64_t Learner::step() const { return implementation_->step_; }
 double Learner::learning_rate() const {
   const auto& options = implementation_->options_;
@@ -222,7 +217,10 @@ TensorMap Learner::borrow_weights(at::ScalarType dtype) {
 }
 FullyShardedDecoder& Learner::model() { return implementation_->model_.sharded(); }
 const Pipeline* Learner::pipeline() const { return implementation_->model_.pipeline(); }
-std::map<std::string, std::vector<Tensor>> Learner::optimizer_state() { return implementation_->optimizer_->state(); }
+std::map<std::string, std::vector<Tensor>> Learner::optimizer_state() {
+  require(implementation_->optimizer_ != nullptr, "a frozen model has no optimizer state");
+  return implementation_->optimizer_->state();
+}
 nlohmann::json Learner::state() const {
   const auto& self = *implementation_;
   return {{"step", self.step_},

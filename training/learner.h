@@ -33,6 +33,7 @@ struct LearnerOptions {
   uint64_t seed = 0;
   bool deterministic = false;  // torch's deterministic algorithms, for the whole process from then on
   double peak_flops = 0;       // of all ranks together, per second; gives "mfu(%)"; below 0: measured
+  bool is_frozen = false;      // no optimizer state: the model is only asked, as a reference is
 };
 
 /// Names as in metrics.jsonl ("loss/mean", "grad_norm", "logprob_diff/max", ...). Plain numbers: no graph stays alive
@@ -52,18 +53,13 @@ class Learner {
   ~Learner();
   using ReadTensor = std::function<Tensor(const std::string& name)>;  // a full fp32 tensor by name
   void load(const ReadTensor& read);
-  /// A frozen second model that fills Trajectory::reference_log_probs before each policy step that reads them. Of its
-  /// own configuration, with the same vocabulary.
-  void load_reference(const ModelConfig& config, const ReadTensor& read);
 
   /// One policy update (num_epochs * num_minibatches optimizer steps) on the whole batch; every rank is given the same
   /// trajectories and takes its part. A non-finite loss or gradient skips the update, says so in "skipped" and throws
   /// Error after `skip_nonfinite_steps` in a row. A batch with nothing to learn makes no step ("train_batch/num_tokens"
-  /// is that of the samples that take part, "train_batch/num_trained_tokens" 0). Metrics: docs/algorithms.md.
+  /// is that of the samples that take part, "train_batch/num_trained_tokens" 0). The trajectories carry reference
+  /// log-probs and values where the algorithm reads them. Metrics: docs/algorithms.md.
   Metrics train_policy(const std::vector<Trajectory>& batch);
-  /// Fills the reference log-probs of trajectories that come without, where the algorithm reads them and a reference is
-  /// loaded; train_policy does so itself.
-  void add_reference_log_probs(std::vector<Trajectory>& batch);
 
   /// Of a critic, a model with one score: the value of the state before each sampled token, on every rank ([L]; 0
   /// elsewhere).

@@ -49,8 +49,8 @@ struct Learner::Implementation {
   using RowLoss = std::function<Tensor(const LearnerRow& row, const Tensor& hidden_ND)>;
   /// One optimizer step over micro-batches, the same number on every rank. Joins the sums over ranks.
   Update update(const std::vector<LearnerRow>& rows, MetricSums& sums, const RowLoss& loss);
-  /// Forward alone of every row, under the policy or the reference; joins the sums over ranks.
-  void evaluate(ParallelModel& model, const std::vector<LearnerRow>& rows, MetricSums& sums,
+  /// Forward alone of every row; joins the sums over ranks.
+  void evaluate(const std::vector<LearnerRow>& rows, MetricSums& sums,
                 const std::function<void(const LearnerRow& row, const Tensor& hidden_ND)>& work);
   /// Joins sums over ranks whose losses add up, and hands the last stage's to all.
   void join(MetricSums& sums);
@@ -78,17 +78,16 @@ struct Learner::Implementation {
   using RowNumbers = std::function<Tensor(const LearnerRow& row, const Tensor& hidden_ND)>;
   /// [S][L]: the number of token t where `wanted[s][t]` is 1 (index 0 has no predictor and must be 0), else 0; on every
   /// rank. Without gradient: for anchors, references and values of a critic.
-  std::vector<std::vector<float>> numbers(ParallelModel& model, std::span<const Trajectory> batch,
+  std::vector<std::vector<float>> numbers(std::span<const Trajectory> batch,
                                           std::span<const std::vector<uint8_t>> wanted, const RowNumbers& numbers);
-  std::vector<std::vector<float>> log_probs(ParallelModel& model, std::span<const Trajectory> batch,
+  std::vector<std::vector<float>> log_probs(std::span<const Trajectory> batch,
                                             std::span<const std::vector<uint8_t>> wanted, double temperature);
 
   ModelConfig config_;
   LearnerOptions options_;
   RankGroups groups_;
   ParallelModel model_;
-  std::unique_ptr<ParallelModel> reference_;  // none: trajectories come with their reference log-probs
-  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<Optimizer> optimizer_;  // none: frozen
   KlCoefficient kl_coefficient_;
   PreferenceReference preference_reference_;
   int64_t step_ = 0;

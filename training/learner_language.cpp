@@ -100,7 +100,7 @@ Metrics Learner::evaluate_language_model(const std::vector<LanguageModelBatch>& 
   require(agreed.num_targets > 0, "the rows of this evaluation hold no token to predict");
   MetricSums sums;
   sums.add("loss", 0);
-  self.evaluate(self.model_, self.make_rows(rows_or_fillers(rows, agreed.num_microbatches)), sums,
+  self.evaluate(self.make_rows(rows_or_fillers(rows, agreed.num_microbatches)), sums,
                 [&](const LearnerRow& row, const Tensor& hidden_ND) {
                   const auto values =
                       troupe::log_probs(hidden_ND, self.head_weight(), row.targets_N, self.log_prob_options(1));

@@ -1,10 +1,9 @@
-// What a model says of given trajectories, without gradient: log-probs for anchors and references, values of a critic.
+// What a model says of given trajectories, without gradient: log-probs of anchors and references, values of a critic.
 #include "training/learner_implementation.h"
 
 namespace troupe {
 
-std::vector<std::vector<float>> Learner::Implementation::numbers(ParallelModel& model,
-                                                                 std::span<const Trajectory> batch,
+std::vector<std::vector<float>> Learner::Implementation::numbers(std::span<const Trajectory> batch,
                                                                  std::span<const std::vector<uint8_t>> wanted,
                                                                  const RowNumbers& numbers) {
   std::vector<int64_t> offsets;
@@ -18,7 +17,7 @@ std::vector<std::vector<float>> Learner::Implementation::numbers(ParallelModel& 
   MetricSums none;
   const auto rows =
       own_rows(pack_trajectories(batch, wanted, {groups_.num_data_ranks(), options_.num_tokens_per_microbatch, true}));
-  evaluate(model, rows, none, [&](const LearnerRow& learner_row, const Tensor& hidden_ND) {
+  evaluate(rows, none, [&](const LearnerRow& learner_row, const Tensor& hidden_ND) {
     const auto numbers_N = numbers(learner_row, hidden_ND);
     const auto& row = learner_row.own;
     if (row.is_filler) return;
@@ -30,7 +29,7 @@ std::vector<std::vector<float>> Learner::Implementation::numbers(ParallelModel& 
   auto shared = flat.to(options_.parallel.sharding.device);
   groups_.losses().all_reduce(shared, "numbers of tokens");
   if (groups_.pipeline() != nullptr) {
-    const auto& plan = model.plan();
+    const auto& plan = model_.plan();
     groups_.pipeline()->broadcast(shared, plan.owner(plan.num_units() - 1), "numbers of tokens");
   }
   flat = shared.cpu();
@@ -42,13 +41,11 @@ std::vector<std::vector<float>> Learner::Implementation::numbers(ParallelModel& 
   return result;
 }
 
-std::vector<std::vector<float>> Learner::Implementation::log_probs(ParallelModel& model,
-                                                                   std::span<const Trajectory> batch,
+std::vector<std::vector<float>> Learner::Implementation::log_probs(std::span<const Trajectory> batch,
                                                                    std::span<const std::vector<uint8_t>> wanted,
                                                                    double temperature) {
-  return numbers(model, batch, wanted, [&](const LearnerRow& row, const Tensor& hidden_ND) {
-    return troupe::log_probs(hidden_ND, model.sharded().head_weight(), row.targets_N, log_prob_options(temperature))
-        .log_prob_T;
+  return numbers(batch, wanted, [&](const LearnerRow& row, const Tensor& hidden_ND) {
+    return troupe::log_probs(hidden_ND, head_weight(), row.targets_N, log_prob_options(temperature)).log_prob_T;
   });
 }
 

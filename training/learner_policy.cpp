@@ -24,12 +24,6 @@ Masks only(const Masks& masks, const std::vector<size_t>& chosen) {
   return result;
 }
 
-/// Whether the loaded reference has to be asked about this batch.
-bool lacks_reference(const Learner::Implementation& learner, std::span<const Trajectory> batch) {
-  return learner.reference_ != nullptr && needs_reference(learner.options_.algorithm) &&
-         std::any_of(batch.begin(), batch.end(), [](const Trajectory& t) { return t.reference_log_probs.empty(); });
-}
-
 /// One call of train_policy.
 class PolicyStep {
  public:
@@ -42,7 +36,7 @@ class PolicyStep {
       if (policy_.samples.contributes[s] != 0) contributing.push_back(s);
     wanted_ = only(sampled_masks(batch), contributing);
     if (algorithm_.old_log_probs == "recomputed") {
-      policy_.anchor = learner.log_probs(learner.model_, batch, wanted_, algorithm_.temperature);
+      policy_.anchor = learner.log_probs(batch, wanted_, algorithm_.temperature);
     } else {
       for (const auto& t : batch) policy_.anchor.push_back(t.log_probs);
     }
@@ -179,7 +173,7 @@ std::vector<std::vector<float>> Learner::log_probs(const std::vector<Trajectory>
       if (!mask.empty()) mask[0] = 0;
     }
   auto& self = *implementation_;
-  return self.log_probs(self.model_, batch, masks, self.options_.algorithm.temperature);
+  return self.log_probs(batch, masks, self.options_.algorithm.temperature);
 }
 
 Metrics Learner::train_policy(const std::vector<Trajectory>& batch) {
@@ -188,21 +182,7 @@ Metrics Learner::train_policy(const std::vector<Trajectory>& batch) {
   for (const auto& t : batch)
     require(static_cast<int64_t>(t.tokens.size()) <= longest, "sample ", t.sample_id, " has ", t.tokens.size(),
             " tokens; training.max_context_length is ", longest);
-  auto& self = *implementation_;
-  if (!lacks_reference(self, batch)) return PolicyStep(self, batch).run();
-  auto judged = batch;
-  add_reference_log_probs(judged);
-  return PolicyStep(self, judged).run();
-}
-
-void Learner::add_reference_log_probs(std::vector<Trajectory>& batch) {
-  auto& self = *implementation_;
-  if (!lacks_reference(self, batch)) return;
-  const auto log_probs =
-      self.log_probs(*self.reference_, batch, sampled_masks(batch), self.options_.algorithm.temperature);
-  // Without a backward nothing frees what the head needed: the frozen model would keep it gathered on every rank.
-  self.reference_->sharded().parameters_changed();
-  for (size_t s = 0; s < batch.size(); ++s) batch[s].reference_log_probs = log_probs[s];
+  return PolicyStep(*implementation_, batch).run();
 }
 
 }  // namespace troupe

@@ -181,7 +181,7 @@ Metrics Learner::evaluate_preference(const std::vector<PreferencePair>& pairs) {
   auto& self = *implementation_;
   const PreferenceStep step(self, pairs);
   MetricSums sums;
-  self.evaluate(self.model_, step.rows(), sums,
+  self.evaluate(step.rows(), sums,
                 [&](const LearnerRow& row, const Tensor& hidden_ND) { step.loss_of(row, hidden_ND, sums); });
   Metrics metrics{{"validation/loss", sums.sum("loss")}};
   step.report(metrics, sums, "validation/");
@@ -196,7 +196,7 @@ PreferenceReference Learner::preference_log_probs(const std::vector<PreferencePa
     const std::span some(pairs.data() + begin, std::min(kNumPairsAtOnce, pairs.size() - begin));
     Masks wanted;
     const auto batch = to_trajectories(some, false, wanted);
-    const auto values = self.log_probs(self.model_, batch, wanted, 1);
+    const auto values = self.log_probs(batch, wanted, 1);
     const auto sum = [](const std::vector<float>& x) { return std::accumulate(x.begin(), x.end(), 0.0); };
     for (size_t p = 0; p < some.size(); ++p) result[some[p].id] = {sum(values[2 * p]), sum(values[2 * p + 1])};
   }

@@ -110,7 +110,7 @@ std::vector<std::vector<float>> Learner::values(const std::vector<Trajectory>& b
   auto& self = *implementation_;
   Masks wanted;
   for (const auto& t : batch) wanted.push_back(t.loss_mask);
-  return self.numbers(self.model_, batch, wanted,
+  return self.numbers(batch, wanted,
                       [&](const LearnerRow&, const Tensor& hidden_ND) { return self.scores(hidden_ND); });
 }
 

@@ -25,9 +25,12 @@ TEST_CASE("once the gate has fallen, a worker of another process that is overdue
   run.start_gate = [&](caf::actor_system& system) {
     return gate = system.spawn([](gate_actor::pointer) -> gate_actor::behavior_type {
       return {
-          [](atom::hello, const Hello&) { return Welcome{}; },        [](atom::leave, int32_t) { return int32_t{0}; },
-          [](atom::ended, const std::string&) { return int32_t{0}; }, [](atom::arrive, const caf::strong_actor_ptr&) {},
-          [](atom::overdue, int32_t, const std::string&) {},          [](atom::next) {},
+          [](atom::hello, const Hello&) { return Welcome{}; },
+          [](atom::leave, int32_t) { return int32_t{0}; },
+          [](atom::ended, const std::string&) { return int32_t{0}; },
+          [](atom::arrive, const std::string&, const caf::strong_actor_ptr&) {},
+          [](atom::overdue, int32_t, const std::string&) {},
+          [](atom::next) {},
       };
     });
   };
@@ -258,7 +261,7 @@ TEST_CASE("a reward actor that is killed is replaced; what it was asked is asked
 TEST_CASE("B110 a reward actor that takes a promise and quits before it delivers: asked again, the group completes") {
   VirtualRun run;
   run.num_steps = 2;
-  run.start_reward = [&](caf::actor_system& system, buffer_actor buffer) -> reward_actor {
+  run.start_reward = [&](caf::actor_system& system, sample_store_actor buffer) -> reward_actor {
     if (run.num_reward_starts > 1) return spawn_reward(system, buffer, {[&] { return run.score; }, run.trace, false});
     return system.spawn([](reward_actor::pointer self) -> reward_actor::behavior_type {
       return {[self](atom::score, const Packed&) -> caf::result<int32_t> {
@@ -297,7 +300,7 @@ TEST_CASE("a reward actor that never answers is replaced after the limit; one th
     VirtualRun run;
     run.num_steps = 2;
     run.restarts.num_restarts = 2;
-    run.start_reward = [&](caf::actor_system& system, buffer_actor buffer) -> reward_actor {
+    run.start_reward = [&](caf::actor_system& system, sample_store_actor buffer) -> reward_actor {
       if (comes_back && run.num_reward_starts > 1)
         return spawn_reward(system, buffer, {[&] { return run.score; }, run.trace, false});
       return system.spawn([](reward_actor::pointer self) -> reward_actor::behavior_type {
@@ -327,7 +330,7 @@ TEST_CASE("a reward actor that never answers is replaced after the limit; one th
 TEST_CASE("an answer that comes late, after the sample was asked for again, counts once") {
   VirtualRun run;
   run.num_steps = 3;
-  run.start_reward = [&](caf::actor_system& system, buffer_actor buffer) -> reward_actor {
+  run.start_reward = [&](caf::actor_system& system, sample_store_actor buffer) -> reward_actor {
     if (run.num_reward_starts > 1) return spawn_reward(system, buffer, {[&] { return run.score; }, run.trace, false});
     // Hands the sample to the buffer, but the word of it never reaches the asker.
     return system.spawn([buffer, &run](reward_actor::pointer self) -> reward_actor::behavior_type {

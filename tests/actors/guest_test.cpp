@@ -106,7 +106,7 @@ struct Join {
   explicit Join(double patience_s) {
     host.system.emplace(host.config);
     away.system.emplace(away.config);
-    setup.rules = {TROUPE_VERSION, "", model.fingerprint(), 10, true};
+    setup.rules = {TROUPE_VERSION, "", model.fingerprint(), 10, {"reward"}};
     setup.settings.run = "r";
     setup.settings.model_config = model.config;
     setup.settings.lost_after_s = patience_s;

@@ -1,6 +1,7 @@
 // Who is let in, and what a worker is told.
 #include "actors/join.h"
 
+#include "actors/remote_judge.h"
 #include "actors/topology.h"
 #include "base/error.h"
 #include "tests/doctest.h"
@@ -39,16 +40,27 @@ TEST_CASE("a worker plays a role that there is, and grades only where the rules 
   JoinRules rules{"1.2", "", "abc", 10};
   Hello hello{kJoinProtocol, "1.2", "", "host:1", "", 1, 4};
   CHECK(hello.role == "rollout");
-  hello.role = "critic";
-  CHECK(refusal(hello, rules) == "there is no role critic");
+  hello.role = "pilot";
+  CHECK(refusal(hello, rules) == "there is no role pilot");
   hello.role = "";
   CHECK(refusal(hello, rules) == "there is no role ");
   hello.role = "reward";
-  CHECK(refusal(hello, rules).find("the run grades in its own process") != std::string::npos);
-  rules.takes_rewards = true;
+  CHECK(refusal(hello, rules).find("the run's reward is in its own process") != std::string::npos);
+  rules.roles_elsewhere = {"reward"};
   CHECK(refusal(hello, rules).empty());
   hello.role = "rollout";
   CHECK(refusal(hello, rules).empty());
+}
+
+TEST_CASE("a judge's settings arrive as they were; what is missing is named") {
+  const JudgeSettings settings{"r", "run.name = \"ä\"\n", "/runs/r", "/runs/r/checkpoints/step-4", "abc", 3.5};
+  const auto json = nlohmann::json::parse(to_json(settings).dump());
+  CHECK((parse_judge_settings(json) == settings));
+  for (const auto& [key, value] : json.items()) {
+    auto lacking = json;
+    lacking.erase(key);
+    CHECK_THROWS_WITH_AS(parse_judge_settings(lacking), doctest::Contains(key.c_str()), Error);
+  }
 }
 
 TEST_CASE("a grader's settings arrive as they were; what is missing is named") {

@@ -58,7 +58,7 @@ struct PooledRun : VirtualRun {
     pool.limit = 20 * kUnit;
     pool.wait_for_graders = 100 * kUnit;
     score_limit = limit = 10'000 * kUnit;
-    start_reward = [this](caf::actor_system& system, buffer_actor to) -> reward_actor {
+    start_reward = [this](caf::actor_system& system, sample_store_actor to) -> reward_actor {
       const auto actor = spawn_reward_pool(system, std::move(to), supervisor, pool);
       for (const auto& grader : graders) introduce(actor, grader);
       return actor;

@@ -66,7 +66,7 @@ inline rollout_actor::behavior_type timed_rollout(rollout_actor::pointer self, T
   };
 }
 
-inline timed_reward_actor::behavior_type timed_reward(timed_reward_actor::pointer self, buffer_actor buffer,
+inline timed_reward_actor::behavior_type timed_reward(timed_reward_actor::pointer self, sample_store_actor buffer,
                                                       ScoreFunction score, std::function<Milliseconds(uint64_t)> time) {
   struct State {
     uint64_t next = 0;
@@ -106,6 +106,9 @@ inline timed_shard_actor::behavior_type timed_shard(timed_shard_actor::pointer s
         return *promise;
       },
       [=](atom::validate, const LocalBatch& local) { return work->validate(*local.batch).dump(); },
+      [=](atom::judge, const LocalBatch& local) {
+        return LocalNumbers{std::make_shared<const TokenNumbers>(work->judge(*local.batch))};
+      },
       [=](atom::weights, int64_t version) { return work->publish(version).dump(); },
       [=](atom::save, int64_t step, const StepDecision& decision) { return work->save(step, decision).dump(); },
       [=](atom::write, const std::string& folder) { return work->write_model(folder).dump(); },
@@ -143,13 +146,16 @@ struct VirtualRun {
   ScoreFunction score = [](Trajectory& t) { t.total_reward = double(t.sample_id % kSamplesPerGroupLimit); };
   FakeShardHooks shard;
   EvaluateFunction evaluation;
+  std::function<sample_store_actor(caf::actor_system&, sample_store_actor, supervisor_actor)>
+      start_reference;                                           // empty: none
+  std::function<critic_actor(caf::actor_system&)> start_critic;  // empty: no critic
   std::function<Milliseconds(uint64_t sample_id)> rollout_time, reward_time;
   std::function<Milliseconds(int rank, int64_t step)> train_time;
   std::function<Milliseconds(int worker)> weight_delay = [](int) { return Milliseconds(0); };
   std::function<std::unique_ptr<ShardWork>(int rank)> make_work;
   std::function<buffer_actor(caf::actor_system&)> start_buffer;  // these replace the actor
   std::function<evaluator_actor(caf::actor_system&)> start_evaluator;
-  std::function<reward_actor(caf::actor_system&, buffer_actor)> start_reward;
+  std::function<reward_actor(caf::actor_system&, sample_store_actor)> start_reward;
   std::function<rollout_actor(caf::actor_system&, int, director_actor, reward_actor)> start_rollout;
   std::function<gate_actor(caf::actor_system&)> start_gate;  // none where empty
   // Outcome
@@ -265,7 +271,8 @@ struct VirtualRun {
       director = stage.add(spawn_director(system, std::move(to), std::move(evaluator), std::move(above), setup));
       return director;
     };
-    cast.start_reward = [this](caf::actor_system& system, buffer_actor to, const supervisor_actor&) {
+    cast.start_reference = start_reference;
+    cast.start_reward = [this](caf::actor_system& system, sample_store_actor to, const supervisor_actor&) {
       ++num_reward_starts;
       if (start_reward)
         reward = start_reward(system, to);
@@ -305,17 +312,19 @@ struct VirtualRun {
     cast.start_trainer = [this](caf::actor_system& system, batch_source_actor source, run_control_actor control,
                                 supervisor_actor above) {
       TrainerSetup setup;
-      setup.num_ranks = num_ranks;
-      setup.trace = trace;
+      setup.shards.num_ranks = num_ranks;
+      setup.shards.trace = trace;
       setup.observer = observer;
       setup.first_step = state.step;
       setup.limit = limit;
-      setup.detached = false;
-      setup.make_work = [this](int rank) -> std::unique_ptr<ShardWork> {
+      setup.start_critic = start_critic;
+      setup.shards.limit = limit;
+      setup.shards.detached = false;
+      setup.shards.make_work = [this](int rank) -> std::unique_ptr<ShardWork> {
         return make_work ? make_work(rank) : std::make_unique<FakeShard>(rank, board, shard_hooks());
       };
       if (train_time)
-        setup.start_shard = [this](caf::actor_system& host, int rank) {
+        setup.shards.start_shard = [this](caf::actor_system& host, int rank) {
           return shard_actor(
               stage.add(host.spawn(timed_shard, std::shared_ptr<ShardWork>(new FakeShard(rank, board, shard_hooks())),
                                    [this, rank](int64_t step) { return train_time(rank, step); })));

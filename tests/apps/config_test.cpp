@@ -286,15 +286,15 @@ TEST_CASE("[[topology.place]] puts the rules into other processes; what cannot b
   const auto config =
       Config::from_text(base + place("role = \"reward\"\nwhere = \"remote\"\n"), "test.toml", {"--topology.threads=2"});
   const auto topology = apps::build_rl_topology(config);
-  CHECK(topology.cluster.reward_is_remote);
+  CHECK(topology.cluster.remote_roles == std::set<std::string>{"reward"});
   CHECK(topology.cluster.listen);
-  const auto again = apps::build_rl_topology(Config::from_text(config.print(false), "printed.toml", {}));
-  CHECK(again.cluster.reward_is_remote);
+  const auto again = apps::build_rl_topology(Config::from_text(config.print_given(), "printed.toml", {}));
+  CHECK(again.cluster.remote_roles == topology.cluster.remote_roles);
   CHECK(again.threads == 2);
   const auto local = apps::build_rl_topology(Config::from_text(base + place("role = \"reward\"\n"), "test.toml", {}));
-  CHECK(!local.cluster.reward_is_remote);
+  CHECK(local.cluster.remote_roles.empty());
   CHECK(!local.cluster.listen);
-  CHECK(mentions(rl_error(place("role = \"critic\"\nwhere = \"remote\"\n")), "role = \"critic\""));
+  CHECK(mentions(rl_error(place("role = \"policy\"\nwhere = \"remote\"\n")), "role = \"policy\""));
   CHECK(mentions(rl_error(place("role = \"reward\"\nwhere = \"moon\"\n")), "where = \"moon\""));
   CHECK(mentions(rl_error(place("role = \"reward\"\ncounts = \"3\"\n")), "unknown key counts"));
   CHECK(mentions(rl_error(place("role = 3\n")), "role = 3 is not a text"));

@@ -149,7 +149,7 @@ TEST_CASE("Ctrl-C on a worker gives its work back; wrong tokens, other models an
            {{"--token-file", wrong.string()}, "wrong token"},
            {{"--token-file", token.string(), "--model", TROUPE_SOURCE_DIR "/configs/models/shakespeare-llama"},
             "it has another model"},
-           {{"--token-file", token.string(), "--role", "reward"}, "the run grades in its own process"}}) {
+           {{"--token-file", token.string(), "--role", "reward"}, "the run's reward is in its own process"}}) {
     Program refused(worker(address, more));
     CHECK(refused.finish() == 1);
     CHECK_MESSAGE(refused.text.find("refused this worker: " + reason) != std::string::npos, refused.text);

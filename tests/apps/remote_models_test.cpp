@@ -1,0 +1,130 @@
+// Critic and reference in processes of their own: they compute what they would in the run's, and what becomes of a run
+// whose reference or critic is killed.
+#include "tests/apps/program.h"
+
+namespace troupe {
+namespace {
+
+using namespace actor_tests;
+
+constexpr int kEndless = 100'000;  // steps of a run that the test interrupts
+
+const char* const kPlaces =
+    "[[topology.place]]\nrole = \"critic\"\nwhere = \"remote\"\n"
+    "[[topology.place]]\nrole = \"reference\"\nwhere = \"remote\"\n";
+
+/// PPO with a KL in the reward, one worker in the run; a sign of life each 0.2 s, lost after 2 s.
+struct PpoRun : TinyRun {
+  PpoRun(const std::string& name, int steps, const std::string& places) : TinyRun(name) {
+    config = write_config(*this, concat("[training]\nsteps = ", steps,
+                                        "\nmax_context_length = 64\n[cluster]\nheartbeat_s = 0.2\nlost_after_s = 2\n"
+                                        "wait_for_workers_s = 50\n[checkpoint]\ninterval = 2\n",
+                                        places));
+  }
+  std::vector<std::string> arguments(std::vector<std::string> more = {}) const {
+    more.insert(more.begin(), {"rl", config, "--rollout.num_workers=1", "--algorithm.name=ppo",
+                               "--algorithm.kl_coefficient=0.05", "--async_loop.target_offpolicy_steps=0"});
+    return more;
+  }
+  nlohmann::json first_step() const {
+    for (const auto& line : read_json_lines(run_folder() / "metrics.jsonl"))
+      if (line.contains("loss/mean")) return line;
+    FAIL("no step in metrics.jsonl");
+    return {};
+  }
+  std::string config;
+};
+
+std::string join_address(Program& run) {
+  const auto rest = run.rest_of_line("troupe worker --join ");
+  return rest.substr(0, rest.find(' '));
+}
+
+std::vector<std::string> worker(const std::string& address, const std::string& role,
+                                std::vector<std::string> more = {}) {
+  more.insert(more.begin(), {"worker", "--join", address, "--role", role, "--threads", "1", "--heartbeat-s", "0.2",
+                             "--retry-s", "30"});
+  return more;
+}
+
+}  // namespace
+
+TEST_CASE("a critic and a reference of other processes give the numbers of those of the run's own") {
+  PpoRun near("near", 2, ""), far("far", 2, kPlaces);
+  Program alone(near.arguments());
+  REQUIRE_MESSAGE(alone.finish() == 0, alone.text);
+  Program run(far.arguments());
+  const auto address = join_address(run);
+  Program critic(worker(address, "critic")), reference(worker(address, "reference"));
+  CHECK_MESSAGE(run.finish() == 0, run.text);
+  CHECK_MESSAGE(critic.finish() == 0, critic.text);
+  CHECK_MESSAGE(reference.finish() == 0, reference.text);
+  const auto expected = near.first_step(), step = far.first_step();
+  for (const char* key : {"critic/loss", "critic/return_mean", "critic/explained_variance", "loss/mean", "grad_norm"})
+    CHECK_MESSAGE(step.at(key).get<double>() == doctest::Approx(expected.at(key).get<double>()).epsilon(1e-3), key);
+  CHECK(std::filesystem::exists(far.run_folder() / "critic" / "model" / "config.json"));
+  CHECK(open_checkpoint(far.run_folder() / "critic" / "model")->config().num_labels == 1);
+}
+
+TEST_CASE(
+    "a reference is killed: another takes its work; the critic is killed: the run ends, and resumes with another") {
+  PpoRun setting("judges", kEndless, kPlaces);
+  std::string address;
+  {
+    Program run(setting.arguments());
+    address = join_address(run);
+    Program critic(worker(address, "critic"));
+    {
+      Program first(worker(address, "reference"));
+      REQUIRE_MESSAGE(run.wait_for_line("step 2/"), run.text);
+      first.signal(SIGKILL);
+      CHECK(run.wait_for_line("reference 2 is lost: "));
+    }
+    Program second(worker(address, "reference"));
+    REQUIRE_MESSAGE(run.wait_for_line("step "), run.text);
+    REQUIRE_MESSAGE(run.wait_for_line("checkpoint written"), run.text);
+    Program rival(worker(address, "critic"));
+    CHECK(rival.finish() == 1);
+    CHECK_MESSAGE(rival.text.find("the run has a critic already") != std::string::npos, rival.text);
+    critic.signal(SIGKILL);
+    CHECK(run.finish() == 1);
+    CHECK_MESSAGE(run.text.find("the critic") != std::string::npos, run.text);
+    CHECK(second.finish() == 0);
+  }
+  Program run(setting.arguments());
+  CHECK(run.wait_for_line("resuming after step"));
+  address = join_address(run);
+  Program critic(worker(address, "critic")), reference(worker(address, "reference"));
+  REQUIRE_MESSAGE(run.wait_for_line("step "), run.text);
+  run.interrupt();
+  CHECK_MESSAGE(run.finish() == 130, run.text);
+  CHECK(critic.finish() == 0);
+  CHECK(reference.finish() == 0);
+  const auto fates = read_fates(setting.run_folder() / "journal.jsonl");
+  for (const auto& [sample, fate] : fates) CHECK(fate == "trained");
+}
+
+TEST_CASE("judges with another model, and roles that the run has not placed, are refused by name") {
+  PpoRun setting("strangers", 2, kPlaces);
+  {
+    Program run(setting.arguments({"--cluster.wait_for_workers_s=20"}));
+    const auto address = join_address(run);
+    Program stranger(worker(address, "critic", {"--run.seed=7"}));  // other random weights
+    CHECK(stranger.finish() == 1);
+    CHECK_MESSAGE(stranger.text.find("the critic's weights here are not those of the run") != std::string::npos,
+                  stranger.text);
+    Program reward(worker(address, "reward"));
+    CHECK(reward.finish() == 1);
+    CHECK_MESSAGE(reward.text.find("the run's reward is in its own process") != std::string::npos, reward.text);
+    Program wrong(worker(address, "critic", {"--modell.path=x"}));
+    CHECK(wrong.finish() == 2);
+    CHECK(Program(worker(address, "rollout", {"--model.path=x"})).finish() == 2);
+    CHECK(run.finish() == 1);
+    CHECK_MESSAGE(run.text.find("no worker has joined with --role critic") != std::string::npos, run.text);
+  }
+  Program grpo({"rl", setting.config, "--algorithm.kl_coefficient=0.1"});  // has no critic to place
+  CHECK(grpo.finish() == 2);
+  CHECK_MESSAGE(grpo.text.find("has no critic to place") != std::string::npos, grpo.text);
+}
+
+}  // namespace troupe
