@@ -17,6 +17,7 @@
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "rollout/forward_pass.h"
 
 namespace troupe {
 namespace {
@@ -313,11 +314,13 @@ nlohmann::json describe(const RlTopology& topology) {
       model.config().num_parameters() * bytes_per_value * 2;  // the newest and the one being replaced
   const auto& engine = topology.rollout.engine;
   const auto& c = model.config();
+  const auto cache_bytes =
+      engine.kv_cache_mib > 0
+          ? engine.kv_cache_mib << 20
+          : engine.max_sequences * engine.max_context_length *
+                cache_block_bytes(c, compute_dtype(topology.rollout.dtype), /*block_tokens=*/1);
   memory["rollout KV caches"] =
-      topology.rollout.num_workers * (engine.kv_cache_mib > 0
-                                          ? engine.kv_cache_mib << 20
-                                          : engine.max_sequences * engine.max_context_length * 2 * c.num_hidden_layers *
-                                                c.num_key_value_heads * c.head_dim * bytes_per_value);
+      topology.rollout.num_workers * (cache_bytes + engine.max_sequences * recurrent_state_bytes(c));
   const auto place = [&](const std::string& role) {
     return topology.cluster.remote_roles.contains(role) ? concat(role, ", in workers of role ", role) : role;
   };

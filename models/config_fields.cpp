@@ -9,6 +9,7 @@ namespace troupe {
 using nlohmann::json;
 
 const json* ConfigFields::find(const std::string& key) const {
+  asked_.insert(key);
   const auto found = object_.find(key);
   return found == object_.end() || found->is_null() ? nullptr : &*found;
 }

@@ -5,6 +5,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,18 +31,29 @@ class ConfigFields {
   std::vector<double> numbers(const std::string& key) const;
   std::string text(const std::string& key, std::optional<std::string> fallback) const;
   std::string model_type() const { return text("model_type", std::nullopt); }
+  /// Whether any of the above was called for the key.
+  bool was_asked(const std::string& key) const { return asked_.contains(key); }
 
  private:
   const nlohmann::json& object_;
   std::string where_;
+  mutable std::set<std::string> asked_;
 };
 
+/// What the reading of a rope needs to know besides its keys.
+struct RopeReading {
+  int64_t max_position_embeddings = 0, rotated_dim = 0;
+  double theta = 10000;                                       // where no key gives one
+  nlohmann::json scaling = nlohmann::json::object();          // where neither dictionary is there
+  double rotary_share = 1;                                    // what partial_rotary_factor must say
+  std::string layer_type;                                     // "": one rope for all layers; else the key of its own
+  std::string local_theta_key;                                // of sliding_attention in the older form
+};
 /// Either published form; throws Error naming a kind that is not known, and where two forms contradict each other.
-RopeConfig parse_rope(const ConfigFields& fields, int64_t max_position_embeddings, int64_t head_dim);
-/// Windows of the layers (see ModelConfig::attention_windows) of a family whose key sliding_window counts: with a flag
-/// (`needs_flag`, qwen) or always. Throws Error naming a kind of layer that is not known.
-std::vector<int64_t> parse_attention_windows(const ConfigFields& fields, bool needs_flag, int64_t num_hidden_layers);
+RopeConfig parse_rope(const ConfigFields& fields, const RopeReading& reading);
+/// partial_rotary_factor, wherever it stands.
+double parse_rotary_share(const ConfigFields& fields, double fallback);
 /// Writes both forms into a config.json.
-void write_rope(const RopeConfig& rope, nlohmann::json& config);
+void write_rope(const ModelConfig& model, const std::string& local_theta_key, nlohmann::json& config);
 
 }  // namespace troupe

@@ -9,19 +9,18 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double kDefaultTheta = 10000;
 constexpr const char* kOriginalLength = "original_max_position_embeddings";
 
 /// What the dictionaries are read beside.
 struct Surroundings {
   const ConfigFields& outer;
-  int64_t max_position_embeddings, head_dim;
+  const RopeReading& reading;
 };
 
 /// The length of pre-training: inside the dictionary or beside it; without either, the model's own.
 int64_t read_original_length(const ConfigFields& fields, const std::string& where, const Surroundings& around) {
   const auto beside = around.outer.integer(kOriginalLength, 0, 0);
-  const auto inside = fields.integer(kOriginalLength, beside > 0 ? beside : around.max_position_embeddings, 1);
+  const auto inside = fields.integer(kOriginalLength, beside > 0 ? beside : around.reading.max_position_embeddings, 1);
   require(beside == 0 || inside == beside, "config.json: ", where, ".", kOriginalLength, " = ", inside, " contradicts ",
           kOriginalLength, " = ", beside, " beside it");
   return inside;
@@ -31,7 +30,7 @@ int64_t read_original_length(const ConfigFields& fields, const std::string& wher
 double read_factor(const ConfigFields& fields, const RopeConfig& rope, const std::string& where,
                    const Surroundings& around) {
   const bool has_ratio = rope.kind == "yarn" || rope.kind == "longrope";
-  const double ratio = has_ratio ? static_cast<double>(around.max_position_embeddings) /
+  const double ratio = has_ratio ? static_cast<double>(around.reading.max_position_embeddings) /
                                        static_cast<double>(rope.original_max_position_embeddings)
                                  : 1;
   const auto factor = fields.number("factor", has_ratio ? std::optional(ratio) : std::nullopt);
@@ -48,10 +47,12 @@ void read_yarn(const ConfigFields& fields, RopeConfig& rope, const std::string& 
   require(rope.beta_fast > 0 && rope.beta_slow > 0, "config.json: ", where,
           ": beta_fast and beta_slow must be above 0");
   rope.truncate = fields.boolean("truncate", true);
-  const double magnitude = fields.number("mscale", 0.0), of_all = fields.number("mscale_all_dim", 0.0);
-  const double inferred = magnitude != 0 && of_all != 0
-                              ? yarn_magnitude(rope.factor, magnitude) / yarn_magnitude(rope.factor, of_all)
-                              : yarn_magnitude(rope.factor, 1);
+  rope.magnitude = fields.number("mscale", 0.0);
+  rope.magnitude_all = fields.number("mscale_all_dim", 0.0);
+  const bool has_both = rope.magnitude != 0 && rope.magnitude_all != 0;
+  const double inferred = has_both ? yarn_magnitude(rope.factor, rope.magnitude) /
+                                         yarn_magnitude(rope.factor, rope.magnitude_all)
+                                   : yarn_magnitude(rope.factor, 1);
   rope.attention_factor = fields.number("attention_factor", inferred);
 }
 
@@ -82,23 +83,26 @@ RopeConfig parse_dictionary(const json& dictionary, const std::string& where, co
                         rope.kind == "yarn" || rope.kind == "longrope" || rope.kind == "llama3";
   require(is_known, "config.json: ", where, ".rope_type \"", rope.kind,
           "\" is not known; known are default, linear, dynamic, yarn, longrope, llama3");
-  const auto rotated = fields.number("partial_rotary_factor", 1.0);
-  require(rotated == 1.0, "config.json: ", where, ".partial_rotary_factor = ", rotated,
+  const auto rotated = fields.number("partial_rotary_factor", around.reading.rotary_share);
+  require(rotated == around.reading.rotary_share, "config.json: ", where, ".partial_rotary_factor = ", rotated,
           " changes the mathematics and is not supported");
   for (const char* key : {"llama_4_scaling_beta", "mrope_section", "xdrope_section", "alpha"}) {
+    // Of text alone the axes that mrope tells apart are one; a family that has them says so by its share.
+    const bool is_axes = std::string_view(key) == "mrope_section" && around.reading.rotary_share < 1;
     const auto* value = fields.find(key);
-    require(value == nullptr, "config.json: ", where, ".", key, " changes the mathematics and is not supported");
+    require(value == nullptr || is_axes, "config.json: ", where, ".", key,
+            " changes the mathematics and is not supported");
   }
-  rope.theta = fields.number("rope_theta", around.outer.number("rope_theta", kDefaultTheta));
+  rope.theta = fields.number("rope_theta", around.outer.number("rope_theta", around.reading.theta));
   require(rope.theta > 0, "config.json: rope_theta must be above 0");
   if (rope.kind == "default") return rope;
-  if (rope.kind == "dynamic") rope.original_max_position_embeddings = around.max_position_embeddings;
+  if (rope.kind == "dynamic") rope.original_max_position_embeddings = around.reading.max_position_embeddings;
   if (rope.kind == "llama3" || rope.kind == "yarn" || rope.kind == "longrope") {
     rope.original_max_position_embeddings = read_original_length(fields, where, around);
   }
   rope.factor = read_factor(fields, rope, where, around);
   if (rope.kind == "yarn") read_yarn(fields, rope, where);
-  if (rope.kind == "longrope") read_longrope(fields, rope, where, around.head_dim);
+  if (rope.kind == "longrope") read_longrope(fields, rope, where, around.reading.rotated_dim);
   if (rope.kind == "llama3") {
     rope.low_freq_factor = fields.number("low_freq_factor", std::nullopt);
     rope.high_freq_factor = fields.number("high_freq_factor", std::nullopt);
@@ -106,7 +110,7 @@ RopeConfig parse_dictionary(const json& dictionary, const std::string& where, co
             ": high_freq_factor must be above low_freq_factor, and both above 0");
   }
   if (rope.kind == "yarn" || rope.kind == "dynamic") {
-    require(rope.theta > 1 && around.head_dim > 2, "config.json: ", where, ": \"", rope.kind,
+    require(rope.theta > 1 && around.reading.rotated_dim > 2, "config.json: ", where, ": \"", rope.kind,
             "\" needs a rope_theta above 1 and a head_dim above 2");
   }
   return rope;
@@ -114,20 +118,42 @@ RopeConfig parse_dictionary(const json& dictionary, const std::string& where, co
 
 }  // namespace
 
-RopeConfig parse_rope(const ConfigFields& fields, int64_t max_position_embeddings, int64_t head_dim) {
-  const Surroundings around{fields, max_position_embeddings, head_dim};
+double parse_rotary_share(const ConfigFields& fields, double fallback) {
+  auto share = fields.number("partial_rotary_factor", fallback);
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    const auto* dictionary = fields.find(key);
+    if (dictionary == nullptr || !dictionary->is_object()) continue;
+    share = ConfigFields(*dictionary, std::string(key) + ".").number("partial_rotary_factor", share);
+  }
+  require(share > 0 && share <= 1, "config.json: partial_rotary_factor = ", share, " is not above 0 and at most 1");
+  return share;
+}
+
+RopeConfig parse_rope(const ConfigFields& fields, const RopeReading& reading) {
+  const Surroundings around{fields, reading};
   const auto* parameters = fields.find("rope_parameters");
   const auto* scaling = fields.find("rope_scaling");
   std::string where = "rope_parameters";
+  const bool is_local = reading.layer_type == "sliding_attention";
   if (parameters != nullptr && parameters->is_object() && parameters->contains("full_attention")) {
-    // One dictionary per kind of layer: these families rotate every layer alike.
-    const auto* sliding = &(*parameters)["full_attention"];
-    if (parameters->contains("sliding_attention")) sliding = &(*parameters)["sliding_attention"];
-    require(*sliding == (*parameters)["full_attention"],
+    const auto& full = (*parameters)["full_attention"];
+    const auto* own = &full;
+    if (reading.layer_type.empty() || is_local) {
+      const auto sliding = parameters->find("sliding_attention");
+      if (sliding != parameters->end() && !sliding->is_null()) own = &*sliding;
+    }
+    // One dictionary per kind of layer, but families whose layers are all rotated alike.
+    require(!reading.layer_type.empty() || *own == full,
             "config.json: rope_parameters differ between kinds of layer, which is not supported for ",
             fields.model_type());
-    parameters = &(*parameters)["full_attention"];
-    where += ".full_attention";
+    where += is_local && own != &full ? ".sliding_attention" : ".full_attention";
+    return parse_dictionary(*own, where, around);
+  }
+  if (is_local) {  // never scaled
+    RopeConfig rope;
+    rope.theta = fields.number(reading.local_theta_key, reading.theta);
+    require(rope.theta > 0, "config.json: ", reading.local_theta_key, " must be above 0");
+    return rope;
   }
   if (parameters != nullptr) {
     const auto rope = parse_dictionary(*parameters, where, around);
@@ -136,10 +162,12 @@ RopeConfig parse_rope(const ConfigFields& fields, int64_t max_position_embedding
     require(!contradicted, "config.json: rope_parameters contradicts rope_theta or rope_scaling");
     return rope;
   }
-  return parse_dictionary(scaling == nullptr ? json::object() : *scaling, "rope_scaling", around);
+  return parse_dictionary(scaling == nullptr ? reading.scaling : *scaling, "rope_scaling", around);
 }
 
-void write_rope(const RopeConfig& rope, json& config) {
+namespace {
+
+json dictionary_of(const RopeConfig& rope) {
   json scaling = {{"rope_type", rope.kind}};
   if (rope.kind != "default") scaling["factor"] = rope.factor;
   if (rope.kind == "llama3") {
@@ -150,20 +178,40 @@ void write_rope(const RopeConfig& rope, json& config) {
     scaling["beta_fast"] = rope.beta_fast;
     scaling["beta_slow"] = rope.beta_slow;
     scaling["truncate"] = rope.truncate;
+    if (rope.magnitude != 0) scaling["mscale"] = rope.magnitude;
+    if (rope.magnitude_all != 0) scaling["mscale_all_dim"] = rope.magnitude_all;
   }
   if (rope.kind == "longrope") {
     scaling["short_factor"] = rope.short_factor;
     scaling["long_factor"] = rope.long_factor;
-    config[kOriginalLength] = rope.original_max_position_embeddings;  // transformers 4 looks for it here alone
   }
   if (rope.kind == "yarn" || rope.kind == "longrope") scaling["attention_factor"] = rope.attention_factor;
   if (rope.kind == "llama3" || rope.kind == "yarn" || rope.kind == "longrope") {
     scaling[kOriginalLength] = rope.original_max_position_embeddings;
   }
-  config["rope_theta"] = rope.theta;
-  config["rope_scaling"] = rope.kind == "default" ? json() : scaling;
-  scaling["rope_theta"] = rope.theta;
-  config["rope_parameters"] = scaling;
+  return scaling;
+}
+
+}  // namespace
+
+void write_rope(const ModelConfig& model, const std::string& local_theta_key, json& config) {
+  auto scaling = dictionary_of(model.rope);
+  const auto share = static_cast<double>(model.rotated_dim()) / static_cast<double>(model.head_dim);
+  if (model.rope.kind == "longrope") {  // transformers 4 looks for it here alone
+    config[kOriginalLength] = model.rope.original_max_position_embeddings;
+  }
+  config["rope_theta"] = model.rope.theta;
+  config["rope_scaling"] = model.rope.kind == "default" ? json() : scaling;
+  scaling["rope_theta"] = model.rope.theta;
+  if (share < 1) config["partial_rotary_factor"] = scaling["partial_rotary_factor"] = share;
+  if (local_theta_key.empty()) {
+    config["rope_parameters"] = scaling;
+    return;
+  }
+  auto local = dictionary_of(model.local_rope);
+  local["rope_theta"] = model.local_rope.theta;
+  config["rope_parameters"] = {{"full_attention", scaling}, {"sliding_attention", local}};
+  if (local_theta_key != "rope_theta") config[local_theta_key] = model.local_rope.theta;
 }
 
 }  // namespace troupe

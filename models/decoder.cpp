@@ -1,12 +1,11 @@
-// The dense decoder: which blocks a layer is made of, and which parameters they read.
+// The decoder: its parameters, its units, and what the layers of a row share.
 #include "models/decoder.h"
 
 #include <cmath>
 
 #include "base/error.h"
 #include "models/blocks/attention.h"
-#include "models/blocks/linear.h"
-#include "models/blocks/mlp.h"
+#include "models/blocks/latent_attention.h"
 #include "models/blocks/norm.h"
 #include "models/blocks/rope.h"
 
@@ -16,7 +15,7 @@ Decoder::Decoder(ModelConfig config) : config_(std::move(config)), specs_(parame
   require(config_.num_key_value_heads > 0 && config_.num_attention_heads % config_.num_key_value_heads == 0,
           "num_attention_heads (", config_.num_attention_heads, ") must be a multiple of num_key_value_heads (",
           config_.num_key_value_heads, ")");
-  require(config_.head_dim % 2 == 0, "head_dim (", config_.head_dim, ") must be even for rotary embeddings");
+  require(config_.rotated_dim() % 2 == 0, "rope turns ", config_.rotated_dim(), " dimensions, which are no pairs");
 }
 
 void Decoder::bind(const std::string& name, Tensor parameter) {
@@ -59,42 +58,22 @@ Tensor Decoder::forward_units(int64_t begin, int64_t end, const Tensor& x_TD, co
   layout.check();
   require(tokens_T.dim() == 1 && tokens_T.numel() == layout.num_tokens, "the row has ", tokens_T.numel(),
           " tokens, its layout ", layout.num_tokens);
-  // Units hold the context by pointer: a recomputing runner calls them again after this function has returned.
-  auto context = std::make_shared<blocks::AttentionContext>();
-  context->layout = layout;
-  context->shape = {config_.num_attention_heads, config_.num_key_value_heads, config_.head_dim,
-                    1 / std::sqrt(static_cast<double>(config_.head_dim)), /*window=*/0};
-  context->norm_eps = config_.rms_norm_eps;
-  context->exchange = exchange_;
   const int64_t last_unit = num_units() - 1;
-  std::map<int64_t, std::shared_ptr<const blocks::AttentionContext>> by_window;
+  // Units hold their context by pointer: a recomputing runner calls them again after this function has returned.
+  std::map<LayerConfig, Context> contexts;
   Tensor x = x_TD;
   for (int64_t unit = begin; unit < end; ++unit) {
     if (unit == 0) {
-      const auto embed = [this, tokens_T](const Tensor&) {
-        return exchange_->embed(tokens_T, parameter("model.embed_tokens.weight"));
-      };
-      x = runner.run(unit, embed, Tensor());
+      x = runner.run(unit, [this, tokens_T](const Tensor&) { return embed(tokens_T); }, Tensor());
     } else if (unit < last_unit) {
-      if (!context->rope_table_Td.defined()) {
-        // A rank that holds a part of each document does not know their lengths: it stays within the constant length.
-        const auto positions = exchange_->positions(layout);
-        const bool is_whole = static_cast<int32_t>(positions.size()) == layout.num_tokens;
-        context->rope_table_Td =
-            blocks::rope_table(config_.rope, config_.head_dim, positions, x.scalar_type(), x.device(),
-                               is_whole ? layout.document_lengths() : std::vector<int32_t>{});
-      }
-      auto& of_layer = by_window[config_.attention_window(unit - 1)];
-      if (of_layer == nullptr) {
-        auto windowed = std::make_shared<blocks::AttentionContext>(*context);
-        windowed->shape.window = config_.attention_window(unit - 1);
-        of_layer = windowed;
-      }
+      auto& context = contexts[config_.layer(unit - 1)];
+      if (context == nullptr) context = make_context(config_.layer(unit - 1), layout, x);
       x = runner.run(
-          unit, [this, unit, of_layer](const Tensor& input) { return layer(unit - 1, input, of_layer); }, x);
+          unit, [this, unit, context](const Tensor& input) { return layer(unit - 1, input, context); }, x);
     } else {
       const auto norm = [this](const Tensor& input) {
-        return exchange_->enter(blocks::rms_norm(input, parameter("model.norm.weight"), config_.rms_norm_eps));
+        return exchange_->enter(blocks::rms_norm(input, parameter("model.norm.weight"), config_.rms_norm_eps,
+                                                 config_.norm_from_one ? 1 : 0));
       };
       x = runner.run(unit, norm, x);
     }
@@ -102,31 +81,43 @@ Tensor Decoder::forward_units(int64_t begin, int64_t end, const Tensor& x_TD, co
   return x;
 }
 
-Tensor Decoder::layer(int64_t index, const Tensor& x_TD,
-                      const std::shared_ptr<const blocks::AttentionContext>& context) const {
-  const std::string prefix = concat("model.layers.", index, ".");
-  const auto get = [&](const char* name) { return parameter(prefix + name); };
-  const auto maybe = [&](const char* name) { return optional_parameter(prefix + name); };
-  const blocks::AttentionWeights attention = {get("self_attn.q_proj.weight"),   get("self_attn.k_proj.weight"),
-                                              get("self_attn.v_proj.weight"),   maybe("self_attn.q_proj.bias"),
-                                              maybe("self_attn.k_proj.bias"),   maybe("self_attn.v_proj.bias"),
-                                              maybe("self_attn.q_norm.weight"), maybe("self_attn.k_norm.weight")};
-  const bool late = exchange_->sums_parts();
-  const blocks::MlpWeights mlp = {get("mlp.gate_proj.weight"), get("mlp.up_proj.weight"),
-                                  get("mlp.down_proj.weight"), maybe("mlp.gate_proj.bias"),
-                                  maybe("mlp.up_proj.bias"),   late ? Tensor() : maybe("mlp.down_proj.bias")};
-  const auto leave = [&](const Tensor& y, const char* bias) {
-    const Tensor sum = exchange_->leave(y), late_bias = late ? maybe(bias) : Tensor();
-    return late_bias.defined() ? sum + late_bias : sum;
-  };
-  const Tensor normed = exchange_->enter(blocks::rms_norm(x_TD, get("input_layernorm.weight"), config_.rms_norm_eps));
-  const Tensor attended = blocks::self_attention(normed, attention, context);
-  const Tensor projected =
-      leave(blocks::linear(attended, get("self_attn.o_proj.weight"), late ? Tensor() : maybe("self_attn.o_proj.bias")),
-            "self_attn.o_proj.bias");
-  const auto [sum, mlp_input] =
-      blocks::add_rms_norm(x_TD, projected, get("post_attention_layernorm.weight"), config_.rms_norm_eps);
-  return sum + leave(blocks::gated_mlp(exchange_->enter(mlp_input), mlp), "mlp.down_proj.bias");
+Tensor Decoder::embed(const Tensor& tokens_T) const {
+  const Tensor x = exchange_->embed(tokens_T, parameter("model.embed_tokens.weight"));
+  if (config_.embedding_scale == 1) return x;
+  // Rounded as the checkpoint's dtype has it.
+  return x * at::scalar_tensor(config_.embedding_scale, x.options()).item();
+}
+
+Decoder::Context Decoder::make_context(const LayerConfig& layer, const PackedLayout& layout, const Tensor& x_TD) const {
+  auto context = std::make_shared<blocks::AttentionContext>();
+  context->layout = layout;
+  context->shape = {config_.num_attention_heads, config_.num_key_value_heads, config_.head_dim,
+                    config_.softmax_scale(),     layer.window,                layer.chunk};
+  if (layer.mixer == Mixer::kLatentAttention) {
+    context->shape.num_key_value_heads = config_.num_attention_heads;
+    context->shape.head_dim = blocks::latent_head_dim(config_.latent);
+  }
+  context->norm_eps = config_.rms_norm_eps;
+  context->norm_offset = config_.norm_from_one ? 1 : 0;
+  context->norm_over_heads = config_.norm_over_heads;
+  context->rope_interleaved = config_.rope_interleaved;
+  context->exchange = exchange_;
+  if (layer.mixer == Mixer::kDeltaNet) return context;
+  // A rank that holds a part of each document does not know their lengths: it stays within the constant length.
+  const auto positions = exchange_->positions(layout);
+  if (layer.rope != LayerRope::kNone) {
+    const bool is_whole = static_cast<int32_t>(positions.size()) == layout.num_tokens;
+    context->rope_table_Td =
+        blocks::rope_table(config_.rope_of(layer), config_.rotated_dim(), positions, x_TD.scalar_type(), x_TD.device(),
+                           is_whole ? layout.document_lengths() : std::vector<int32_t>{});
+    context->unit_norm = config_.unit_query_key;
+  } else if (config_.temperature_scale != 0) {
+    const auto type = x_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const Tensor place = at::tensor(positions, at::kInt).to(type) + 1;
+    context->query_factors_T =
+        (at::log1p(at::floor(place / config_.temperature_floor)) * config_.temperature_scale + 1).to(x_TD.device());
+  }
+  return context;
 }
 
 const Tensor& Decoder::head_weight() const {
@@ -136,7 +127,9 @@ const Tensor& Decoder::head_weight() const {
 
 Tensor Decoder::logits(const Tensor& hidden_TD) const {
   const auto type = hidden_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return at::linear(hidden_TD.to(type), head_weight().to(type));
+  const Tensor logits = at::linear(hidden_TD.to(type), head_weight().to(type));
+  if (config_.logit_softcap == 0 || config_.num_labels > 0) return logits;
+  return at::tanh(logits / config_.logit_softcap) * config_.logit_softcap;
 }
 
 }  // namespace troupe

@@ -1,4 +1,5 @@
-// The dense decoder (llama, qwen2, qwen3): the network on one device. Knows no mesh, no checkpoint format, no RL.
+// The decoder that a ModelConfig describes: the network on one device. Knows no family, no mesh, no checkpoint format, no
+// RL. What a layer is made of is in decoder_layer.cpp.
 //
 // Shape legend: T tokens of a packed row, D hidden size, H query heads, K key/value heads, d head size, F MLP size, V
 // vocabulary.
@@ -61,9 +62,15 @@ class Decoder {
   Tensor logits(const Tensor& hidden_TD) const;
 
  private:
-  /// Undefined where the family has no such parameter.
+  using Context = std::shared_ptr<const blocks::AttentionContext>;
+  class Layer;  // decoder_layer.cpp
+
+  /// Undefined where the network has no such parameter.
   Tensor optional_parameter(const std::string& name) const;
-  Tensor layer(int64_t index, const Tensor& x_TD, const std::shared_ptr<const blocks::AttentionContext>& context) const;
+  Tensor embed(const Tensor& tokens_T) const;
+  /// What layers of one kind share over a row.
+  Context make_context(const LayerConfig& layer, const PackedLayout& layout, const Tensor& x_TD) const;
+  Tensor layer(int64_t index, const Tensor& x_TD, const Context& context) const;
 
   ModelConfig config_;
   std::vector<ParameterSpec> specs_;

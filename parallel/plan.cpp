@@ -48,7 +48,35 @@ ParallelPlan::ParallelPlan(const ModelConfig& config, MeshDegrees degrees, MeshP
   local_config_.vocab_size = part_of(config_.vocab_size);
 }
 
+void ParallelPlan::check_context() const {
+  const auto refuse = [&](const char* what) {
+    throw UsageError(concat("parallelism.context_parallel_degree = ", degrees_.context, ": ", config_.model_type, " ",
+                            what, ", which is not supported over context ranks"));
+  };
+  for (int64_t i = 0; i < config_.num_hidden_layers; ++i) {
+    const auto& layer = config_.layer(i);
+    if (layer.window > 0) refuse("has layers with a sliding window");
+    if (layer.chunk > 0) refuse("has layers with chunked attention");
+    if (layer.mixer == Mixer::kDeltaNet) refuse("has layers whose recurrence goes through the whole row");
+  }
+}
+
+void ParallelPlan::check_tensor() const {
+  const auto refuse = [&](const char* what) {
+    throw UsageError(concat("parallelism.tensor_parallel_degree = ", degrees_.tensor, ": ", config_.model_type, " has ",
+                            what, ", which are not split over tensor ranks"));
+  };
+  if (config_.has_experts()) refuse("experts");
+  if (config_.has(Mixer::kLatentAttention)) refuse("compressed keys and values");
+  if (config_.has(Mixer::kDeltaNet)) refuse("layers of the delta rule");
+  if (config_.norm_over_heads) refuse("norms over all heads together");
+  if (config_.attention_gate) refuse("gated heads");
+  if (config_.attention_sinks) refuse("attention sinks");
+}
+
 void ParallelPlan::check_splits() const {
+  if (degrees_.context > 1) check_context();
+  if (degrees_.tensor > 1) check_tensor();
   const int tensor = degrees_.tensor;
   const auto refuse = [&](const auto&... what) {
     throw UsageError(concat("parallelism.tensor_parallel_degree = ", tensor, ": ", what...));

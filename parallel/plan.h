@@ -64,6 +64,8 @@ class ParallelPlan {
  private:
   int64_t even_begin(int64_t size, int tensor_rank) const { return size * tensor_rank / degrees_.tensor; }
   void check_splits() const;
+  void check_context() const;
+  void check_tensor() const;
 
   ModelConfig config_, local_config_;
   std::vector<ParameterSpec> specs_;

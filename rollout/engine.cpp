@@ -21,8 +21,8 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 int64_t count_blocks(const ModelConfig& config, const EngineOptions& options, at::ScalarType dtype) {
   if (options.kv_cache_blocks > 0) return options.kv_cache_blocks;
-  if (options.kv_cache_mib > 0) {
-    const int64_t block_bytes = cache_block_bytes(config, dtype, options.kv_block_tokens);
+  const int64_t block_bytes = cache_block_bytes(config, dtype, options.kv_block_tokens);
+  if (options.kv_cache_mib > 0 && block_bytes > 0) {
     const int64_t num_blocks = (options.kv_cache_mib << 20) / block_bytes;
     require(num_blocks > 0, "rollout.kv_cache_mib = ", options.kv_cache_mib, " holds no block of ", block_bytes,
             " bytes");
@@ -62,12 +62,14 @@ struct Engine::Implementation {
             options.prefill_chunk_tokens);
     require(options.max_context_length >= 2, "rollout: max_context_length must be at least 2, is ",
             options.max_context_length);
-    require(options.max_context_length <= config.rope.constant_length(),
-            "rollout: max_context_length = ", options.max_context_length, ", but the frequencies of rope_type \"",
-            config.rope.kind, "\" change with the length beyond ", config.rope.constant_length(),
-            " tokens: keys in a cache would not fit");
+    for (const auto* rope : {&config.rope, &config.local_rope}) {
+      require(options.max_context_length <= rope->constant_length(),
+              "rollout: max_context_length = ", options.max_context_length, ", but the frequencies of rope_type \"",
+              rope->kind, "\" change with the length beyond ", rope->constant_length(),
+              " tokens: keys in a cache would not fit");
+    }
     require(options.kv_cache_mib >= 0, "rollout.kv_cache_mib must be at least 0, is ", options.kv_cache_mib);
-    require(config.head_dim % 2 == 0 && config.num_key_value_heads > 0 &&
+    require(config.rotated_dim() % 2 == 0 && config.num_key_value_heads > 0 &&
                 config.num_attention_heads % config.num_key_value_heads == 0,
             "engine: ", config.num_attention_heads, " heads of ", config.head_dim, " do not divide among ",
             config.num_key_value_heads, " key/value heads, or cannot be rotated");
@@ -83,12 +85,15 @@ struct Engine::Implementation {
     forward_options.num_blocks = num_blocks;
     forward_options.block_tokens = options.kv_block_tokens;
     forward_options.max_context_length = options.max_context_length;
+    const bool has_states = recurrent_state_bytes(config) > 0;
+    forward_options.num_states = has_states ? options.max_sequences : 0;
     forward_options.max_rows = options.max_sequences + options.prefill_chunk_tokens;
     forward_options.vocab_size = options.log_prob_vocab_size;
     forward_options.num_threads = std::max(1, options.num_threads);
     forward = make_forward_pass(config, dtype, forward_options);
     scheduler = std::make_unique<Scheduler>(
-        SchedulerOptions{options.max_sequences, options.prefill_chunk_tokens, num_blocks, options.kv_block_tokens},
+        SchedulerOptions{options.max_sequences, options.prefill_chunk_tokens, num_blocks, options.kv_block_tokens,
+                         has_states},
         metrics);
     for (auto& sequence : early) {
       check_capacity(*sequence);
@@ -253,6 +258,7 @@ struct Engine::Implementation {
     }
     forward->run(*model, plan.rows, plan.draws, tokens);
     for (const auto& copy : plan.copies) forward->copy_block(copy.from, copy.to, copy.num_tokens);
+    for (const auto& copy : plan.state_copies) forward->copy_state(copy.from, copy.to);
   }
 
   void take_token(Sequence& sequence, const SampledToken& token, std::vector<Trajectory>& finished) {

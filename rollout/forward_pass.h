@@ -20,6 +20,7 @@ struct Row {
   int32_t position = 0;
   int64_t slot = -1;                // block * block_tokens + offset to write to; -1: the cache holds this token already
   const int32_t* blocks = nullptr;  // of the sequence, covering [0, position]
+  int32_t state = -1;  // the sequence's slot of recurrent state; its rows of a step stand together, in order
 };
 
 /// Draws one token from a row's logits.
@@ -33,6 +34,7 @@ struct ForwardOptions {
   int64_t num_blocks = 0;
   int64_t block_tokens = 16;
   int64_t max_context_length = 0;
+  int64_t num_states = 0;  // slots of recurrent state; 0 where no layer has any
   int64_t max_rows = 0;  // of one call
   int64_t vocab_size = 0;
   int num_threads = 1;
@@ -47,6 +49,8 @@ class ForwardPass {
                    std::vector<SampledToken>& tokens) = 0;
   /// Copies the first `num_tokens` tokens of a block to another, in every layer.
   virtual void copy_block(int32_t from, int32_t to, int64_t num_tokens) = 0;
+  /// Copies a slot of recurrent state to another. A slot begins anew with a row at position 0.
+  virtual void copy_state(int32_t from, int32_t to) = 0;
 };
 
 /// `dtype` of the packed models that it will run. Reserves the cache's address space; memory comes with use.
@@ -55,5 +59,7 @@ std::unique_ptr<ForwardPass> make_forward_pass(const ModelConfig& config, at::Sc
 
 /// Bytes that one block of the cache takes over all layers.
 int64_t cache_block_bytes(const ModelConfig& config, at::ScalarType dtype, int64_t block_tokens);
+/// Bytes of one slot of recurrent state over all layers; 0 where no layer has any.
+int64_t recurrent_state_bytes(const ModelConfig& config);
 
 }  // namespace troupe

@@ -42,15 +42,61 @@ struct PackedMatrix {
   const T* panel(int64_t index) const { return panels + index * panel_elements(); }
 };
 
+/// A gated MLP. Vectors are fp32; biases are empty where the model has none, those of a matrix are padded to its panels.
 template <class T>
-struct PackedLayer {
-  PackedMatrix<T> query_key_value;  // rows of q, k, v one after the other
-  PackedMatrix<T> output;
+struct PackedMlp {
   PackedMatrix<T> gate_up;  // panels of gate and up take turns
   PackedMatrix<T> down;
-  // fp32; biases are empty where the model has none, those of a matrix are padded to its panels
-  std::vector<float> input_norm, post_attention_norm, query_norm, key_norm;
-  std::vector<float> query_key_value_bias, output_bias, gate_bias, up_bias, down_bias;
+  std::vector<float> gate_bias, up_bias, down_bias;
+  int64_t size = 0;
+};
+
+template <class T>
+struct PackedExperts {
+  PackedMatrix<T> router;
+  std::vector<float> router_bias, choice_bias;
+  std::vector<PackedMlp<T>> experts;
+  PackedMlp<T> shared;         // size 0: none
+  PackedMatrix<T> shared_gate;  // one row; no panels: none
+};
+
+/// Rows of the projection are those of q, k, v and, where heads have one, the gate.
+template <class T>
+struct PackedAttention {
+  PackedMatrix<T> projection;
+  std::vector<float> bias, query_norm, key_norm, sinks;
+};
+
+/// Latent attention with the expansion of keys and values taken to the other side: a head's query meets the compressed
+/// key, and what it gathers of compressed values is expanded afterwards.
+template <class T>
+struct PackedLatent {
+  PackedMatrix<T> query_down, query;  // no query_down: queries are projected at once
+  std::vector<float> query_down_bias, query_norm;
+  PackedMatrix<T> key_value_down;
+  std::vector<float> key_value_down_bias, key_value_norm;
+  std::vector<PackedMatrix<T>> query_to_latent, latent_to_value;  // by head
+};
+
+/// Rows of the projection are queries, keys, values, z, b, a.
+template <class T>
+struct PackedDelta {
+  PackedMatrix<T> projection;
+  std::vector<float> convolution;  // [kernel][channel]
+  std::vector<float> decay_rate;   // exp(A_log)
+  std::vector<float> dt_bias, norm;
+};
+
+template <class T>
+struct PackedLayer {
+  std::vector<float> mixer_input_norm, mixer_output_norm, mlp_input_norm, mlp_output_norm;  // empty: none
+  PackedAttention<T> attention;
+  PackedLatent<T> latent;
+  PackedDelta<T> delta;
+  PackedMatrix<T> output;  // of the mixer
+  std::vector<float> output_bias;
+  PackedMlp<T> mlp;
+  PackedExperts<T> experts;
 };
 
 template <class T>
@@ -71,7 +117,7 @@ class PackedDecoder final : public PackedModel {
   std::vector<float> final_norm;
   PackedMatrix<T> head;
   PackedMatrix<T> embedding;  // equals head where tied: a token's row is gathered from its panel
-  std::vector<float> inverse_frequencies;
+  std::vector<float> inverse_frequencies, local_inverse_frequencies;
 
  private:
   ModelConfig config_;

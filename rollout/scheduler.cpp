@@ -7,7 +7,9 @@
 namespace troupe {
 
 Scheduler::Scheduler(const SchedulerOptions& options, EngineMetrics& metrics)
-    : options_(options), metrics_(metrics), blocks_(options.num_blocks, options.block_tokens) {}
+    : options_(options), metrics_(metrics), blocks_(options.num_blocks, options.block_tokens) {
+  for (int32_t state = options.max_sequences; options.has_states && state > 0; --state) free_states_.push_back(state - 1);
+}
 
 void Scheduler::add(std::unique_ptr<Sequence> sequence) {
   // Behind a new one it might wait for ever: that one waits for weights, which wait for this one's end (kFinish).
@@ -71,8 +73,16 @@ void Scheduler::release_blocks(Sequence& sequence) {
   // The last first: of a cached prefix the end is evicted before the beginning.
   for (auto block = sequence.blocks.rbegin(); block != sequence.blocks.rend(); ++block) blocks_.release(*block);
   sequence.blocks.clear();
+  if (sequence.state >= 0) free_states_.push_back(sequence.state);
+  sequence.state = -1;
   sequence.num_computed = sequence.num_published = 0;
   sequence.last_identity = 0;
+}
+
+void Scheduler::take_state(Sequence& sequence) {
+  if (!options_.has_states) return;
+  sequence.state = free_states_.back();  // there are as many as sequences can run
+  free_states_.pop_back();
 }
 
 bool Scheduler::admit_next(StepPlan& plan, int64_t version, int64_t& budget) {
@@ -90,7 +100,7 @@ bool Scheduler::admit_next(StepPlan& plan, int64_t version, int64_t& budget) {
     return true;
   }
   if (budget <= 0) return false;
-  find_prefix(sequence, version);
+  if (!options_.has_states) find_prefix(sequence, version);
   const int64_t num_found = sequence.num_computed;
   const int64_t missing = blocks_.num_blocks_for(sequence.num_tokens()) - static_cast<int64_t>(sequence.blocks.size());
   if (missing + reserve > blocks_.num_available()) {
@@ -99,6 +109,7 @@ bool Scheduler::admit_next(StepPlan& plan, int64_t version, int64_t& budget) {
   }
   for (int64_t i = 0; i < missing; ++i) sequence.blocks.push_back(blocks_.allocate());
   metrics_.prefill_tokens_saved += std::min(num_found, sequence.num_tokens() - 1);
+  take_state(sequence);
   accept();
   const int64_t num_rows = std::clamp<int64_t>(sequence.num_tokens() - num_found, 1, budget);
   budget -= num_rows;
@@ -121,6 +132,8 @@ bool Scheduler::follow(Sequence& sequence, StepPlan& plan, int64_t version) {
       sequence.blocks.push_back(block);
       plan.copies.push_back({leader.blocks[num_shared], block, in_last});
     }
+    take_state(sequence);
+    if (options_.has_states) plan.state_copies.push_back({leader.state, sequence.state});
     sequence.num_computed = sequence.num_tokens();
     sequence.num_published = leader.num_published;
     sequence.last_identity = leader.last_identity;
@@ -162,6 +175,7 @@ void Scheduler::plan_rows(Sequence& sequence, int64_t num_rows, StepPlan& plan, 
     row.position = static_cast<int32_t>(position);
     row.slot = only_logits ? -1 : sequence.blocks[position / size] * size + position % size;
     row.blocks = sequence.blocks.data();
+    row.state = sequence.state;
     plan.rows.push_back(row);
   }
   sequence.num_computed = first + num_rows;

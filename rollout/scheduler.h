@@ -29,6 +29,7 @@ struct Sequence {
   std::vector<VersionRun> versions;
   std::string text;  // bytes of the sampled tokens; kept only where there are stop strings
   std::vector<int32_t> blocks;
+  int32_t state = -1;  // its slot of recurrent state while it runs
   int64_t num_computed = 0;    // tokens whose keys and values are in the cache, rows of the step under way included
   int64_t num_published = 0;   // full blocks that are findable (or equal to findable ones)
   uint64_t last_identity = 0;  // of the last of these
@@ -48,6 +49,10 @@ struct StepPlan {
     int64_t num_tokens = 0;
   };
   std::vector<BlockCopy> copies;  // after the rows were computed
+  struct StateCopy {
+    int32_t from = 0, to = 0;
+  };
+  std::vector<StateCopy> state_copies;  // likewise, in this order
   int64_t num_prefill_rows = 0, num_decode_rows = 0;
 };
 
@@ -56,6 +61,7 @@ struct SchedulerOptions {
   int32_t prefill_chunk_tokens = 0;
   int64_t num_blocks = 0;
   int32_t block_tokens = 0;
+  bool has_states = false;  // sequences have recurrent state: what blocks hold of a prefix is not enough to go on from
 };
 
 class Scheduler {
@@ -89,6 +95,7 @@ class Scheduler {
   bool make_room(size_t index, int64_t num_tokens);
   void preempt_last();
   void release_blocks(Sequence& sequence);
+  void take_state(Sequence& sequence);
   bool admit_next(StepPlan& plan, int64_t version, int64_t& budget);
   bool follow(Sequence& sequence, StepPlan& plan, int64_t version);
   void find_prefix(Sequence& sequence, int64_t version);
@@ -100,6 +107,7 @@ class Scheduler {
   BlockManager blocks_;
   std::deque<std::unique_ptr<Sequence>> waiting_;   // those with tokens (`resumed`) first
   std::vector<std::unique_ptr<Sequence>> running_;  // in order of admission
+  std::vector<int32_t> free_states_;                // slots that no running sequence has
 };
 
 }  // namespace troupe

@@ -5,23 +5,64 @@
 
 namespace troupe {
 
-double training_flops(const ModelConfig& config, const PackedLayout& layout, int64_t num_predicted) {
-  double layer_parameters = 0;
+namespace {
+
+/// Parameters of the layers' products that one token meets.
+double active_parameters(const ModelConfig& config) {
+  const std::string experts = config.names.experts + ".experts.";
+  const double share = config.moe.num_experts == 0 ? 1
+                                                   : static_cast<double>(config.moe.num_experts_per_token) /
+                                                         static_cast<double>(config.moe.num_experts);
+  double count = 0;
   for (const auto& spec : parameter_specs(config)) {
     if (spec.shape.size() < 2 || spec.unit == 0 || spec.unit > config.num_hidden_layers) continue;
-    layer_parameters += static_cast<double>(spec.shape[0]) * static_cast<double>(spec.shape[1]);
+    double size = spec.name.find(experts) == std::string::npos ? 1 : share;
+    for (const auto extent : spec.shape) size *= static_cast<double>(extent);
+    count += size;
   }
-  double num_pairs = 0;
+  return count;
+}
+
+/// Pairs of tokens of which one sees the other.
+double attended_pairs(const PackedLayout& layout, const LayerConfig& layer) {
+  double count = 0;
   for (const auto& segment : layout.segments) {
-    const double length = segment.length;
-    const double before = segment.parent < 0 ? 0 : layout.segments[static_cast<size_t>(segment.parent)].length;
-    num_pairs += length * before + length * (length + 1) / 2;
+    const int64_t before = segment.parent < 0 ? 0 : layout.segments[static_cast<size_t>(segment.parent)].length;
+    if (layer.window == 0 && layer.chunk == 0) {
+      const double length = segment.length;
+      count += length * static_cast<double>(before) + length * (length + 1) / 2;
+      continue;
+    }
+    for (int64_t position = before; position < before + segment.length; ++position) {
+      const int64_t in_window = layer.window > 0 ? std::min(position + 1, layer.window) : position + 1;
+      count += static_cast<double>(layer.chunk > 0 ? std::min(in_window, position % layer.chunk + 1) : in_window);
+    }
   }
+  return count;
+}
+
+}  // namespace
+
+double training_flops(const ModelConfig& config, const PackedLayout& layout, int64_t num_predicted) {
   const double head_parameters = static_cast<double>(config.num_labels > 0 ? config.num_labels : config.vocab_size) *
                                  static_cast<double>(config.hidden_size);
-  return 6 * layer_parameters * layout.num_tokens + 6 * head_parameters * static_cast<double>(num_predicted) +
-         12.0 * static_cast<double>(config.num_hidden_layers * config.num_attention_heads * config.head_dim) *
-             num_pairs;
+  double flops = 6 * active_parameters(config) * layout.num_tokens +
+                 6 * head_parameters * static_cast<double>(num_predicted);
+  std::map<LayerConfig, double> pairs;
+  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+    const auto& layer = config.layer(i);
+    if (layer.mixer == Mixer::kDeltaNet) {
+      flops += 18.0 * static_cast<double>(config.delta.num_value_heads * config.delta.key_dim * config.delta.value_dim) *
+               layout.num_tokens;
+      continue;
+    }
+    const auto [known, is_new] = pairs.try_emplace(layer, 0.0);
+    if (is_new) known->second = attended_pairs(layout, layer);
+    const auto sizes = layer.mixer == Mixer::kAttention ? 2 * config.head_dim
+                                                        : config.latent.query_dim() + config.latent.value_dim;
+    flops += 6.0 * static_cast<double>(config.num_attention_heads * sizes) * known->second;
+  }
+  return flops;
 }
 
 double measure_flops(at::ScalarType dtype, at::Device device) {

@@ -9,8 +9,9 @@
 namespace troupe {
 
 /// Floating-point operations of forward and backward (three times the forward; recompute counts for nothing): 6 a
-/// parameter of the layers and token, 6 a parameter of the head and predicted token, 12 * heads * head size a layer and
-/// attended pair.
+/// parameter of the layers and token (of experts those that a token goes to), 6 a parameter of the head and predicted
+/// token, 6 * heads * (size of a key + size of a value) a layer and attended pair; the delta rule is 18 * heads * key *
+/// value size a token.
 double training_flops(const ModelConfig& config, const PackedLayout& layout, int64_t num_predicted);
 
 /// Operations a second of a large matrix product in `dtype` with the calling thread's share of the processor: what a

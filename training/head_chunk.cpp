@@ -81,16 +81,26 @@ class PanelChunk : public HeadChunk {
   int64_t num_rows_ = 0;
 };
 
+/// Caps logits in place; `slope` gets what a gradient of the capped ones is multiplied by.
+void cap_(const Tensor& logits, double softcap, Tensor& slope) {
+  if (softcap == 0) return;
+  logits.div_(softcap).tanh_();
+  slope = 1 - logits.square();
+  logits.mul_(softcap);
+}
+
 /// fp32 logits [N, V] by one product; bf16 weights are widened once.
 class RowChunk : public HeadChunk {
  public:
-  RowChunk(const Tensor& weight, double temperature)
+  RowChunk(const Tensor& weight, const LogitRule& rule)
       : wide_weight_(weight.to(at::kFloat)),
         type_(weight.scalar_type()),
-        inverse_temperature_(static_cast<float>(1 / temperature)) {}
+        inverse_temperature_(static_cast<float>(1 / rule.temperature)),
+        softcap_(rule.softcap) {}
 
   void forward(const Tensor& hidden, const Tensor& targets, const Tensor& log_prob, const Tensor& entropy) override {
     logits_ = at::mm(hidden.to(at::kFloat), wide_weight_.t());
+    cap_(logits_, softcap_, slope_);
     targets_ = targets.contiguous();
     values_.resize(hidden.size(0));
     const auto kernel = kernels::training_kernels().float32.score_values;
@@ -105,7 +115,7 @@ class RowChunk : public HeadChunk {
 
   Tensor backward(const Tensor& d_log_prob, const Tensor& d_entropy) override {
     const auto& table = kernels::training_kernels();
-    const bool narrow = type_ == at::kBFloat16;
+    const bool narrow = type_ == at::kBFloat16 && softcap_ == 0;
     const auto kernel = narrow ? table.score_gradient_to_bfloat16 : table.float32.score_gradient;
     const Tensor upstream = d_log_prob.contiguous(),
                  of_entropy = d_entropy.defined() ? d_entropy.contiguous() : d_entropy;
@@ -119,29 +129,33 @@ class RowChunk : public HeadChunk {
                upstream.const_data_ptr<float>()[row], entropy_gradient, to);
       }
     });
-    return out.t();
+    return softcap_ == 0 ? out.t() : out.mul_(slope_).to(type_).t();
   }
 
  private:
   const float* logits(int64_t row) const { return logits_.const_data_ptr<float>() + row * logits_.size(1); }
   int64_t target(int64_t row) const { return targets_.const_data_ptr<int64_t>()[row]; }
 
-  Tensor wide_weight_, logits_, targets_;
+  Tensor wide_weight_, logits_, targets_, slope_;
   at::ScalarType type_;
   float inverse_temperature_;
+  double softcap_;
   std::vector<ScoreValues> values_;
 };
 
 /// Plain tensor operations: float64 and other devices.
 class PlainChunk : public HeadChunk {
  public:
-  PlainChunk(const Tensor& weight, double temperature)
+  PlainChunk(const Tensor& weight, const LogitRule& rule)
       : wide_weight_(weight.to(weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat)),
         type_(weight.scalar_type()),
-        inverse_temperature_(1 / temperature) {}
+        inverse_temperature_(1 / rule.temperature),
+        softcap_(rule.softcap) {}
 
   void forward(const Tensor& hidden, const Tensor& targets, const Tensor& log_prob, const Tensor& entropy) override {
-    const Tensor scores = at::mm(hidden.to(wide_weight_.scalar_type()), wide_weight_.t()) * inverse_temperature_;
+    const Tensor logits = at::mm(hidden.to(wide_weight_.scalar_type()), wide_weight_.t());
+    cap_(logits, softcap_, slope_);
+    const Tensor scores = logits * inverse_temperature_;
     targets_ = targets.unsqueeze(1);
     log_p_ = at::log_softmax(scores, 1);
     entropy_ = -(log_p_.exp() * log_p_).sum(1);
@@ -154,28 +168,32 @@ class PlainChunk : public HeadChunk {
     Tensor gradient = p * (-d_log_prob).unsqueeze(1);
     if (d_entropy.defined()) gradient -= p * (log_p_ + entropy_.unsqueeze(1)) * d_entropy.unsqueeze(1);
     gradient.scatter_add_(1, targets_, d_log_prob.to(gradient.scalar_type()).unsqueeze(1));
+    if (softcap_ > 0) gradient.mul_(slope_);
     return gradient.mul_(inverse_temperature_).to(type_).t();
   }
 
  private:
-  Tensor wide_weight_, targets_, log_p_, entropy_;
+  Tensor wide_weight_, targets_, log_p_, entropy_, slope_;
   at::ScalarType type_;
-  double inverse_temperature_;
+  double inverse_temperature_, softcap_;
 };
 
 /// A part of the vocabulary, by plain tensor operations: each rank's largest score, sum of exponentials, their mean and
 /// the target's score are enough to know the whole softmax.
 class SplitChunk : public HeadChunk {
  public:
-  SplitChunk(const Tensor& weight, double temperature, const VocabularySplit& split)
+  SplitChunk(const Tensor& weight, const LogitRule& rule, const VocabularySplit& split)
       : wide_weight_(weight.to(weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat)),
         type_(weight.scalar_type()),
-        inverse_temperature_(1 / temperature),
+        inverse_temperature_(1 / rule.temperature),
+        softcap_(rule.softcap),
         split_(split) {}
 
   void forward(const Tensor& hidden, const Tensor& targets, const Tensor& log_prob, const Tensor& entropy) override {
     constexpr double kNothing = -1e30;  // below every score; finite, so that 0 * (it - largest) is 0
-    scores_ = at::mm(hidden.to(wide_weight_.scalar_type()), wide_weight_.t()).mul_(inverse_temperature_);
+    scores_ = at::mm(hidden.to(wide_weight_.scalar_type()), wide_weight_.t());
+    cap_(scores_, softcap_, slope_);
+    scores_.mul_(inverse_temperature_);
     const int64_t num_rows = scores_.size(0), num_own = scores_.size(1);
     const Tensor local = targets - split_.begin;
     is_own_ = local.ge(0).logical_and(local.lt(num_own)).unsqueeze(1);
@@ -208,27 +226,28 @@ class SplitChunk : public HeadChunk {
     if (gradient.size(1) > 0)
       gradient.scatter_add_(1, local_targets_,
                             d_log_prob.to(gradient.scalar_type()).unsqueeze(1).masked_fill(is_own_.logical_not(), 0));
+    if (softcap_ > 0) gradient.mul_(slope_);
     return gradient.mul_(inverse_temperature_).to(type_).t();
   }
 
  private:
-  Tensor wide_weight_, scores_, local_targets_, is_own_, log_sum_, entropy_;
+  Tensor wide_weight_, scores_, local_targets_, is_own_, log_sum_, entropy_, slope_;
   at::ScalarType type_;
-  double inverse_temperature_;
+  double inverse_temperature_, softcap_;
   VocabularySplit split_;
 };
 
 }  // namespace
 
-std::unique_ptr<HeadChunk> make_head_chunk(const Tensor& weight_VD, double temperature, int64_t num_chunk_rows,
+std::unique_ptr<HeadChunk> make_head_chunk(const Tensor& weight_VD, const LogitRule& rule, int64_t num_chunk_rows,
                                            const VocabularySplit& split) {
-  if (split.ranks != nullptr) return std::make_unique<SplitChunk>(weight_VD, temperature, split);
-  if (!kernels::has_training_kernels(weight_VD)) return std::make_unique<PlainChunk>(weight_VD, temperature);
+  if (split.ranks != nullptr) return std::make_unique<SplitChunk>(weight_VD, rule, split);
+  if (!kernels::has_training_kernels(weight_VD)) return std::make_unique<PlainChunk>(weight_VD, rule);
   const bool panels = weight_VD.scalar_type() == at::kBFloat16 && kernels::training_kernels().head.multiply != nullptr;
-  if (panels && weight_VD.size(1) % 2 == 0 && weight_VD.is_contiguous()) {
-    return std::make_unique<PanelChunk>(weight_VD, temperature, num_chunk_rows);
+  if (panels && rule.softcap == 0 && weight_VD.size(1) % 2 == 0 && weight_VD.is_contiguous()) {
+    return std::make_unique<PanelChunk>(weight_VD, rule.temperature, num_chunk_rows);
   }
-  return std::make_unique<RowChunk>(weight_VD, temperature);
+  return std::make_unique<RowChunk>(weight_VD, rule);
 }
 
 }  // namespace troupe

@@ -26,11 +26,16 @@ class HeadChunk {
   virtual Tensor backward(const Tensor& d_log_prob_N, const Tensor& d_entropy_N) = 0;
 };
 
+/// What happens to a logit before the softmax: softcap * tanh(logit / softcap) where softcap > 0, then / temperature.
+struct LogitRule {
+  double temperature = 1, softcap = 0;
+};
+
 /// The fastest form for the weight [V, D]: panels with fp32 logits for bf16 (processors with bf16 products), rows in
 /// fp32 otherwise on the CPU, plain tensor operations elsewhere. Chunks have at most `num_chunk_rows` rows. With a
 /// split every rank gives the same hidden states and whole-vocabulary targets and gets the same values; four numbers a
 /// row travel, never logits; the gradient is of this rank's logits alone.
-std::unique_ptr<HeadChunk> make_head_chunk(const Tensor& weight_VD, double temperature, int64_t num_chunk_rows,
+std::unique_ptr<HeadChunk> make_head_chunk(const Tensor& weight_VD, const LogitRule& rule, int64_t num_chunk_rows,
                                            const VocabularySplit& split = {});
 
 }  // namespace troupe

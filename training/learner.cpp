@@ -166,6 +166,7 @@ LogProbOptions Learner::Implementation::log_prob_options(double temperature) con
   LogProbOptions result;
   result.temperature = temperature;
   result.vocab_size = options_.log_prob_vocab_size;
+  result.logit_softcap = config_.logit_softcap;
   if (groups_.tensor() == nullptr) return result;
   result.split = {groups_.tensor(), model_.plan().vocabulary_begin()};
   if (result.vocab_size == 0) result.vocab_size = config_.vocab_size;

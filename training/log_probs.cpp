@@ -95,7 +95,7 @@ struct LogProbFunction : torch::autograd::Function<LogProbFunction> {
     const Tensor chosen = hidden.index_select(0, rows);
     const Tensor log_prob = at::empty({rows.size(0)}, hidden.options().dtype(wide_type(weight)));
     const Tensor entropy = at::empty_like(log_prob);
-    const auto head = make_head_chunk(weight.narrow(0, 0, num_used), options.temperature,
+    const auto head = make_head_chunk(weight.narrow(0, 0, num_used), {options.temperature, options.logit_softcap},
                                       std::min(options.num_chunk_rows, rows.size(0)), options.split);
     for_chunks(rows.size(0), options.num_chunk_rows, [&](int64_t begin, int64_t count) {
       const auto part = [&](const Tensor& x) { return x.narrow(0, begin, count); };
@@ -103,6 +103,7 @@ struct LogProbFunction : torch::autograd::Function<LogProbFunction> {
     });
     context->save_for_backward({chosen, weight, rows, selected});
     context->saved_data["temperature"] = options.temperature;
+    context->saved_data["softcap"] = options.logit_softcap;
     context->saved_data["num_chunk_rows"] = options.num_chunk_rows;
     context->saved_data["entropy_gradient"] = options.entropy_gradient;
     context->saved_data["num_used"] = num_used;
@@ -127,7 +128,7 @@ struct LogProbFunction : torch::autograd::Function<LogProbFunction> {
     Tensor d_entropy;
     if (context->saved_data["entropy_gradient"].toBool()) d_entropy = gradients[1].index_select(0, rows);
     const Tensor d_chosen = at::empty_like(chosen);
-    const auto head = make_head_chunk(used, context->saved_data["temperature"].toDouble(),
+    const auto head = make_head_chunk(used, {context->saved_data["temperature"].toDouble(), context->saved_data["softcap"].toDouble()},
                                       std::min(num_chunk_rows, rows.size(0)), split);
     WeightGradient d_weight(weight.detach(), num_used);
     for_chunks(rows.size(0), num_chunk_rows, [&](int64_t begin, int64_t count) {
@@ -195,7 +196,7 @@ LogProbLoss log_prob_loss(const Tensor& hidden_TD, const Tensor& weight_VD, cons
                entropy = at::empty_like(log_prob);
   const Tensor loss = at::zeros({}, log_prob.options()), d_chosen = at::empty_like(chosen);
   const auto head =
-      make_head_chunk(used, options.temperature, std::min(options.num_chunk_rows, rows.size(0)), options.split);
+      make_head_chunk(used, {options.temperature, options.logit_softcap}, std::min(options.num_chunk_rows, rows.size(0)), options.split);
   WeightGradient d_weight(weight_VD.detach(), num_used);
   for_chunks(rows.size(0), options.num_chunk_rows, [&](int64_t begin, int64_t count) {
     const auto part = [&](const Tensor& x) { return x.narrow(0, begin, count); };

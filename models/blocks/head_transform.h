@@ -1,12 +1,13 @@
-// What happens to the heads of q and k between projection and attention: RMSNorm of every head (qwen3), then rope.
-// Plain functions over one [T, (H + 2 K) d] buffer, used by the attention block's forward and backward.
+// What happens to the heads of q and k between projection and attention: norms, rope, norms without weights, factors of
+// the queries. Plain functions over one [T, (H + 2 K) d] buffer, used by the attention block's forward and backward.
 #pragma once
 
 #include "models/blocks/attention.h"
 
 namespace troupe::blocks {
 
-/// The rotated buffer: `projected_TE` itself, changed in place, without norms; with norms (q, k weights [d]) a new one.
+/// The transformed buffer: `projected_TE` itself, changed in place, without norms; with norms (q, k weights of a head or
+/// of all heads) a new one.
 Tensor transform_heads(const Tensor& projected_TE, at::TensorList norms, const AttentionContext& context);
 
 /// Gradient of the projection (in place of `d_rotated_TE`) and of the norms' weights (empty without norms).

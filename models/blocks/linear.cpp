@@ -28,6 +28,30 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   }
 };
 
+struct StackedLinearFunction : torch::autograd::Function<StackedLinearFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, at::TensorList weights, at::TensorList biases) {
+    const Tensor weight = stack_rows(weights).t();
+    variable_list saved = {x};
+    saved.insert(saved.end(), weights.begin(), weights.end());
+    context->save_for_backward(std::move(saved));
+    context->saved_data["biases"] = !biases.empty();
+    return biases.empty() ? at::mm(x, weight) : at::addmm(stack_rows(biases), x, weight);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const std::vector<Tensor> weights(saved.begin() + 1, saved.end());
+    const Tensor gradient = gradients[0].contiguous();
+    variable_list result = {at::mm(gradient, stack_rows(weights))};
+    const auto append = [&](const std::vector<Tensor>& parts) {
+      result.insert(result.end(), parts.begin(), parts.end());
+    };
+    append(weight_gradients(gradient, saved[0], weights));
+    if (context->saved_data["biases"].toBool()) append(split_rows(gradient.sum(0), weights));
+    return result;
+  }
+};
+
 thread_local DeferredWeightGradients* deferred = nullptr;
 
 bool are_neighbours(at::TensorList tensors) {
@@ -44,6 +68,10 @@ bool are_neighbours(at::TensorList tensors) {
 
 Tensor linear(const Tensor& x_TI, const Tensor& weight_OI, const Tensor& bias_O) {
   return LinearFunction::apply(x_TI, weight_OI, bias_O.defined() ? std::optional<Tensor>(bias_O) : std::nullopt);
+}
+
+Tensor stacked_linear(const Tensor& x_TI, at::TensorList weights, at::TensorList biases) {
+  return StackedLinearFunction::apply(x_TI, weights, biases);
 }
 
 Tensor stack_rows(at::TensorList weights) {

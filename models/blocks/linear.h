@@ -10,6 +10,9 @@ namespace troupe::blocks {
 /// x_TI W_OI^T (+ bias_O) -> [T, O]. `bias` may be an undefined tensor. Saves the weight variable, never a copy of it.
 Tensor linear(const Tensor& x_TI, const Tensor& weight_OI, const Tensor& bias_O);
 
+/// The same for weights under each other: [T, sum of O], one product. `biases`: none, or one a weight.
+Tensor stacked_linear(const Tensor& x_TI, at::TensorList weights, at::TensorList biases = {});
+
 /// [sum of O, I]: the weights under each other. A view without copying where they are neighbours in one storage (the
 /// flat buffer of a sharded unit), else a copy. Not differentiable: for use inside autograd functions.
 Tensor stack_rows(at::TensorList weights);

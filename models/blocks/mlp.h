@@ -1,8 +1,9 @@
-// The gated MLP: down(silu(gate(x)) * up(x)) (Shazeer 2020, SwiGLU) as one autograd function.
+// The gated MLP: down(act(gate(x)) * up(x)) (Shazeer 2020, SwiGLU and GEGLU) as one autograd function.
 //
 // Shape legend: T tokens, D hidden size, F MLP size.
 #pragma once
 
+#include "models/blocks/gate.h"
 #include "models/torch.h"
 
 namespace troupe::blocks {
@@ -14,6 +15,6 @@ struct MlpWeights {
 };
 
 /// x_TD -> [T, D]. Keeps x and the two projections for backward; the product of F is computed again there.
-Tensor gated_mlp(const Tensor& x_TD, const MlpWeights& weights);
+Tensor gated_mlp(const Tensor& x_TD, const MlpWeights& weights, Activation activation = Activation::kSilu);
 
 }  // namespace troupe::blocks

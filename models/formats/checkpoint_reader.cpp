@@ -1,5 +1,7 @@
 #include "models/formats/checkpoint_reader.h"
 
+#include <cinttypes>
+#include <cstdio>
 #include <set>
 
 #include "base/error.h"
@@ -84,6 +86,18 @@ TensorMap load_weights(const CheckpointReader& reader, at::ScalarType dtype) {
     if (known.contains(name) || name.ends_with("rotary_emb.inv_freq") || (may_hold_head && name == "lm_head.weight"))
       continue;
     unexpected.push_back(name);
+  }
+  // Layers after the last are for multi-token prediction, which nothing here uses.
+  const auto is_extra = [&](const std::string& name) {
+    if (name.starts_with("mtp.")) return true;
+    int64_t layer = -1;
+    return config.num_extra_layers > 0 && std::sscanf(name.c_str(), "model.layers.%" SCNd64 ".", &layer) == 1 &&
+           layer >= config.num_hidden_layers && layer < config.num_hidden_layers + config.num_extra_layers;
+  };
+  const auto num_extra = std::erase_if(unexpected, is_extra);
+  if (config.num_extra_layers > 0 || num_extra > 0) {
+    log::info(reader.path().string(), ": ", config.num_extra_layers, " layers for multi-token prediction are declared, ",
+              num_extra == 0 ? "their weights are not there" : concat("their ", num_extra, " tensors are left alone"));
   }
   require(unexpected.empty(), reader.path().string(), ": unexpected tensors: ", list_names(unexpected));
   TensorMap weights;

@@ -34,6 +34,7 @@ class HfFolder final : public CheckpointReader {
     }
     add_generation_stops();
     tensors_ = std::make_unique<HfTensors>(folder, config);
+    tensors_->split_stacked_experts(config_);
   }
 
   const ModelConfig& config() const override { return config_; }

@@ -161,6 +161,35 @@ void HfTensors::add_sources() {
   }
 }
 
+void HfTensors::split_stacked_experts(const ModelConfig& config) {
+  const auto& names = config.names;
+  if (!config.has_experts() || config.moe.form != ExpertForm::kSeparate) return;
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    const auto prefix = concat("model.layers.", layer, ".", names.experts, ".experts.");
+    for (const std::string stacked : {"gate_up_proj", "down_proj"}) {
+      const auto found = infos_.find(prefix + stacked);
+      if (found == infos_.end() || found->second.shape.size() != 3) continue;
+      const auto info = found->second;
+      auto source = sources_.at(found->first);
+      require(source.packing == Packing::kPlain, folder_.string(), ": tensor ", found->first,
+              " is stacked and packed, which is not supported");
+      infos_.erase(found);
+      const bool is_down = stacked == "down_proj";
+      const int64_t num_parts = is_down ? 1 : 2, rows = info.shape[1] / num_parts;
+      for (source.expert = 0; source.expert < info.shape[0]; ++source.expert) {
+        for (int64_t part = 0; part < num_parts; ++part) {
+          const auto& own = is_down ? names.expert_down : part == 0 ? names.expert_gate : names.expert_up;
+          const auto name = concat(prefix, source.expert, ".", own, ".weight");
+          source.first_row = part * rows;
+          source.num_rows = rows;
+          sources_[name] = source;
+          infos_[name] = {{rows, info.shape[2]}, info.dtype};
+        }
+      }
+    }
+  }
+}
+
 Tensor HfTensors::read(const std::string& name, at::ScalarType dtype) const {
   const auto found = sources_.find(name);
   require(found != sources_.end(), folder_.string(), ": no tensor \"", name, "\"");
@@ -171,7 +200,8 @@ Tensor HfTensors::read(const std::string& name, at::ScalarType dtype) const {
   } else if (source.packing == Packing::kMxfp4) {
     result = read_mxfp4(source).to(dtype);
   } else {
-    const auto mapped = source.values.file->tensor(source.values.name);
+    auto mapped = source.values.file->tensor(source.values.name);
+    if (source.expert >= 0) mapped = mapped[source.expert].narrow(0, source.first_row, source.num_rows);
     result = empty_for_loading(mapped.sizes(), dtype);
     result.copy_(mapped);
   }

@@ -21,6 +21,9 @@ class HfTensors {
 
   /// Names without the prefix that a multi-modal or headless folder puts before them; scales are part of their weight.
   const std::map<std::string, TensorInfo>& tensors() const { return infos_; }
+  /// Offers experts that are stacked in one tensor (gate_up_proj, down_proj: [experts, out, in]) as the separate ones that
+  /// the configuration has.
+  void split_stacked_experts(const ModelConfig& config);
   /// Tensors of a multi-modal folder that belong to no text model.
   const std::vector<std::string>& left_alone() const { return left_alone_; }
   /// In memory of its own. Throws Error naming tensor and folder.
@@ -35,6 +38,7 @@ class HfTensors {
   struct Source {
     Packing packing = Packing::kPlain;
     Stored values, scales;
+    int64_t expert = -1, first_row = 0, num_rows = 0;  // of a stacked tensor, where expert >= 0
   };
 
   void open_files();

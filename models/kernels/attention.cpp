@@ -21,6 +21,7 @@ AttentionArguments arguments(const Tensor& qkv_TE, const AttentionResult& result
   a.head_dim = shape.head_dim;
   a.scale = static_cast<float>(shape.scale);
   a.window = shape.window > 0 ? shape.window : std::numeric_limits<int64_t>::max();
+  a.chunk = shape.chunk > 0 ? shape.chunk : std::numeric_limits<int64_t>::max();
   return a;
 }
 

@@ -13,6 +13,7 @@ struct AttentionShape {
   int64_t num_heads = 0, num_key_value_heads = 0, head_dim = 0;
   double scale = 1;
   int64_t window = 0;  // a token sees this many tokens, itself the last of them; 0: all before it
+  int64_t chunk = 0;   // and only those of its own chunk of this many positions; 0: all
 };
 
 struct AttentionResult {

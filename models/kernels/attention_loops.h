@@ -172,13 +172,13 @@ struct Attention {
         for (int64_t r = 0; r < rows; ++r) maxima[r] = kHidden, totals[r] = 0;
         for (int64_t b = 0; b < num_blocks && blocks[b].own_offset <= q; ++b) {
           const int64_t count = blocks[b].count, width = padded(count);
-          const int64_t distance = segment.parent_length + q - blocks[b].position;
-          if (out_of_sight(a, distance, count) == count) continue;
+          const int64_t position = segment.parent_length + q, key = blocks[b].position;
+          if (out_of_sight(a, position, key, count) == count) continue;
           product<Tile>(rows, width, g.depth, {queries, g.depth, 1}, blocks[b].keys, kBlock, scores, kBlock, false);
           for (int64_t r = 0; r < rows; ++r) {
             const int64_t seen = visible(blocks[b].own_offset, q + r, count);
-            softmax_row(scores + r * kBlock, out_of_sight(a, distance + r, count), seen, width, a.scale, maxima + r,
-                        totals + r, sums + r * g.columns, g.columns);
+            softmax_row(scores + r * kBlock, out_of_sight(a, position + r, key, count), seen, width, a.scale,
+                        maxima + r, totals + r, sums + r * g.columns, g.columns);
           }
           product<Tile>(rows, g.columns, packs(count), as_left(scores, rows, width, narrow), blocks[b].values,
                         g.columns, sums, g.columns, true);
@@ -199,9 +199,10 @@ struct Attention {
     return position - own_offset + 1;
   }
 
-  /// How many of a block's first keys lie before the window of a query `distance` tokens after the first key.
-  static int64_t out_of_sight(const AttentionArguments& a, int64_t distance, int64_t count) {
-    const int64_t hidden = distance + 1 - a.window;
+  /// How many of a block's first keys, which begin at position `key`, lie before the window and the chunk of a query.
+  static int64_t out_of_sight(const AttentionArguments& a, int64_t position, int64_t key, int64_t count) {
+    const int64_t before_window = position + 1 - a.window, before_chunk = position - position % a.chunk;
+    const int64_t hidden = (before_window > before_chunk ? before_window : before_chunk) - key;
     return hidden <= 0 ? 0 : hidden < count ? hidden : count;
   }
 
@@ -322,11 +323,11 @@ struct Attention {
       const bool own = s == key_segment;
       for (int64_t q = own ? key_begin : 0; q < segments[s].length; q += kBlock) {
         const int64_t rows = segments[s].length - q < kBlock ? segments[s].length - q : kBlock;
-        const int64_t distance = (own ? q : segments[s].parent_length + q) - key_begin;
-        if (out_of_sight(a, distance, count) == count) break;
+        const int64_t key = keys.parent_length + key_begin, position = segments[s].parent_length + q;
+        if (out_of_sight(a, position, key, count) == count) break;
         for (int64_t h = 0; h < g.group; ++h) {
-          backward_block(a, g, segments[s].begin + q, rows, place + q, kv_head * g.group + h, h, count, distance, own,
-                         w);
+          backward_block(a, g, segments[s].begin + q, rows, place + q, kv_head * g.group + h, h, count, position, key,
+                         own, w);
         }
       }
     }
@@ -339,10 +340,11 @@ struct Attention {
     }
   }
 
-  /// One block of queries of one head, its first `distance` tokens after the first key; `own`: of the keys' segment.
+  /// One block of queries of one head, the first at `position`, and keys from position `key` on; `own`: both of one
+  /// segment.
   static void backward_block(const AttentionArguments& a, const Geometry& g, int64_t token, int64_t rows, int64_t place,
-                             int64_t head, int64_t head_in_group, int64_t count, int64_t distance, bool own,
-                             const Backward& w) {
+                             int64_t head, int64_t head_in_group, int64_t count, int64_t position, int64_t key,
+                             bool own, const Backward& w) {
     const T* query = static_cast<const T*>(a.qkv) + token * g.row_stride + head * g.head_dim;
     const T* d_out = static_cast<const T*>(a.d_output) + token * g.out_stride + head * g.head_dim;
     pack_rows(query, g.row_stride, rows, g.head_dim, w.queries);
@@ -355,8 +357,8 @@ struct Attention {
     for (int64_t r = 0; r < rows; ++r) {
       float* p_row = w.probabilities + r * kBlock;
       float* d_row = w.d_scores + r * kBlock;
-      const int64_t seen = own ? visible(0, distance + r, count) : count;
-      const int64_t hidden = out_of_sight(a, distance + r, count);
+      const int64_t seen = own ? visible(0, position + r - key, count) : count;
+      const int64_t hidden = out_of_sight(a, position + r, key, count);
       for (int64_t i = 0; i < hidden; ++i) p_row[i] = kHidden;
       for (int64_t i = seen; i < width; ++i) p_row[i] = kHidden;
       const float log_sum_exp = a.log_sum_exp[head * a.num_tokens + token + r];

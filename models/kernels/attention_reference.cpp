@@ -37,6 +37,10 @@ Tensor masked_scores(const Tensor& q, const Tensor& k, const AttentionShape& sha
   const Tensor all = at::ones({num_queries, num_keys}, q.options().dtype(at::kBool));
   Tensor hidden = all.triu(shared + 1);
   if (shape.window > 0) hidden = hidden.logical_or(all.tril(shared - shape.window));
+  if (shape.chunk > 0) {
+    const Tensor chunks = at::arange(num_keys, q.options().dtype(at::kLong)).div(shape.chunk, "floor");
+    hidden = hidden.logical_or(chunks.narrow(0, shared, num_queries).unsqueeze(1).ne(chunks.unsqueeze(0)));
+  }
   return (at::bmm(q, k.transpose(1, 2)) * shape.scale).masked_fill(hidden, -std::numeric_limits<double>::infinity());
 }
 

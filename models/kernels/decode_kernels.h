@@ -37,6 +37,7 @@ struct AttentionTask {
   float* scores = nullptr;    // scratch [num_heads, scores_stride]
   int64_t scores_stride = 0;  // >= length rounded up to 16
   T* out = nullptr;           // [num_heads, head_size], dense
+  const float* sinks = nullptr;  // [num_heads] logits that take part in the softmax and give nothing; may be null
 };
 
 /// Kernels whose stored operands are T (float or Bf16); sums are always fp32.

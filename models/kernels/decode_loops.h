@@ -215,10 +215,15 @@ struct DecodeLoops {
     float inverse_sums[kHeads];
     for (int h = 0; h < kHeads; ++h) {
       float* row = scores + h * task.scores_stride;
-      exp_into(row, length, 1.0f, maximum(row, length), row);
+      float top = maximum(row, length);
+      const float* sink = task.sinks == nullptr ? nullptr : task.sinks + first_head + h;
+      if (sink != nullptr && *sink > top) top = *sink;
+      exp_into(row, length, 1.0f, top, row);
       reg sum = V::zero();
       for (int64_t t = 0; t < length; t += kWidth) sum = V::add(sum, load(row + t, length - t));
-      inverse_sums[h] = 1.0f / V::sum(sum);
+      float total = V::sum(sum);
+      if (sink != nullptr) total += exp_sum(sink, 1, 1.0f, top);
+      inverse_sums[h] = 1.0f / total;
     }
     for (int64_t i = 0; i < d; i += V::kValueVectors * kWidth) {
       weigh_values<T, kHeads>(task, first_head, i, inverse_sums);

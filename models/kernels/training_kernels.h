@@ -24,6 +24,7 @@ struct AttentionArguments {
   int64_t num_tokens = 0, num_heads = 0, num_key_value_heads = 0, head_dim = 0;
   float scale = 1;
   int64_t window = INT64_MAX;  // tokens that a query sees, itself included
+  int64_t chunk = INT64_MAX;   // positions of a chunk outside of which a query sees nothing
 };
 
 struct AdamWConstants {
@@ -41,20 +42,20 @@ struct ScoreValues {
 
 /// Kernels for one element type (float or bf16 bits). `rows` are contiguous unless a stride is given.
 struct ElementKernels {
-  /// sum = x + residual (both may be null: then x is normalised as it is); y = sum * inverse_rms * weight.
-  void (*rms_norm)(const void* x, const void* residual, const void* weight, int64_t rows, int64_t width, float eps,
-                   void* sum, void* y, float* inverse_rms);
+  /// sum = x + residual (both may be null: then x is normalised as it is); y = sum * inverse_rms * (weight + offset).
+  void (*rms_norm)(const void* x, const void* residual, const void* weight, float offset, int64_t rows, int64_t width,
+                   float eps, void* sum, void* y, float* inverse_rms);
   /// d_x = gradient of x (+ d_residual unless null); adds to d_weight [width] fp32.
-  void (*rms_norm_backward)(const void* d_y, const void* x, const void* weight, const float* inverse_rms,
-                            const void* d_residual, int64_t rows, int64_t width, void* d_x, float* d_weight);
+  void (*rms_norm_backward)(const void* d_y, const void* x, const void* weight, float offset,
+                            const float* inverse_rms, const void* d_residual, int64_t rows, int64_t width, void* d_x, float* d_weight);
   /// gate_up [rows, 2 size] -> silu(gate) * up [rows, size].
   void (*swiglu)(const void* gate_up, int64_t rows, int64_t size, void* product);
   void (*swiglu_backward)(const void* gate_up, const void* d_product, int64_t rows, int64_t size, void* product,
                           void* d_gate_up);
-  /// Rotates the first `num_heads` heads of each row in place; table [rows, head_dim] cosines then sines; sign -1:
-  /// back.
-  void (*rope)(void* buffer, int64_t rows, int64_t row_stride, int64_t num_heads, int64_t head_dim, const float* table,
-               float sign);
+  /// Rotates the first `rotated` dimensions of the first `num_heads` heads of each row in place; table [rows, rotated]
+  /// cosines then sines; pairs are (i, i + rotated / 2) or, interleaved, (2 i, 2 i + 1); sign -1: back.
+  void (*rope)(void* buffer, int64_t rows, int64_t row_stride, int64_t num_heads, int64_t head_dim, int64_t rotated,
+               bool interleaved, const float* table, float sign);
   /// Logits [size] of one row.
   ScoreValues (*score_values)(const void* logits, int64_t size, float inverse_temperature, int64_t target);
   /// d loss / d logits into `out` (may be `logits`) from d loss / d log_prob and d loss / d entropy.

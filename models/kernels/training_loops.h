@@ -10,8 +10,8 @@ namespace {
 
 template <class T>
 struct Loops {
-  static void rms_norm(const void* x_v, const void* residual_v, const void* weight_v, int64_t rows, int64_t width,
-                       float eps, void* sum_v, void* y_v, float* inverse_rms) {
+  static void rms_norm(const void* x_v, const void* residual_v, const void* weight_v, float offset, int64_t rows,
+                       int64_t width, float eps, void* sum_v, void* y_v, float* inverse_rms) {
     const T* weight = static_cast<const T*>(weight_v);
     for (int64_t row = 0; row < rows; ++row) {
       const T* x = static_cast<const T*>(x_v) + row * width;
@@ -29,12 +29,12 @@ struct Loops {
       const float scale = 1.0f / __builtin_sqrtf(squares / static_cast<float>(width) + eps);
       if (inverse_rms != nullptr) inverse_rms[row] = scale;
 #pragma omp simd
-      for (int64_t i = 0; i < width; ++i) store(y + i, to_float(x[i]) * scale * to_float(weight[i]));
+      for (int64_t i = 0; i < width; ++i) store(y + i, to_float(x[i]) * scale * (to_float(weight[i]) + offset));
     }
   }
 
-  static void rms_norm_backward(const void* d_y_v, const void* x_v, const void* weight_v, const float* inverse_rms,
-                                const void* d_residual_v, int64_t rows, int64_t width, void* d_x_v, float* d_weight) {
+  static void rms_norm_backward(const void* d_y_v, const void* x_v, const void* weight_v, float offset,
+                                const float* inverse_rms, const void* d_residual_v, int64_t rows, int64_t width, void* d_x_v, float* d_weight) {
     const T* weight = static_cast<const T*>(weight_v);
     for (int64_t row = 0; row < rows; ++row) {
       const T* x = static_cast<const T*>(x_v) + row * width;
@@ -45,7 +45,7 @@ struct Loops {
 #pragma omp simd reduction(+ : dot)
       for (int64_t i = 0; i < width; ++i) {
         const float weighted = to_float(d_y[i]) * to_float(x[i]);
-        dot += weighted * to_float(weight[i]);
+        dot += weighted * (to_float(weight[i]) + offset);
         d_weight[i] += weighted * scale;
       }
       const float mean = dot * scale * scale / static_cast<float>(width);
@@ -54,12 +54,12 @@ struct Loops {
 #pragma omp simd
         for (int64_t i = 0; i < width; ++i) {
           store(d_x + i,
-                scale * (to_float(d_y[i]) * to_float(weight[i]) - to_float(x[i]) * mean) + to_float(d_residual[i]));
+                scale * (to_float(d_y[i]) * (to_float(weight[i]) + offset) - to_float(x[i]) * mean) + to_float(d_residual[i]));
         }
       } else {
 #pragma omp simd
         for (int64_t i = 0; i < width; ++i) {
-          store(d_x + i, scale * (to_float(d_y[i]) * to_float(weight[i]) - to_float(x[i]) * mean));
+          store(d_x + i, scale * (to_float(d_y[i]) * (to_float(weight[i]) + offset) - to_float(x[i]) * mean));
         }
       }
     }
@@ -99,13 +99,21 @@ struct Loops {
   }
 
   static void rope(void* buffer, int64_t rows, int64_t row_stride, int64_t num_heads, int64_t head_dim,
-                   const float* table, float sign) {
-    const int64_t half = head_dim / 2;
+                   int64_t rotated, bool interleaved, const float* table, float sign) {
+    const int64_t half = rotated / 2;
     for (int64_t row = 0; row < rows; ++row) {
-      const float* cosines = table + row * head_dim;
+      const float* cosines = table + row * rotated;
       const float* sines = cosines + half;
       for (int64_t head = 0; head < num_heads; ++head) {
         T* first = static_cast<T*>(buffer) + row * row_stride + head * head_dim;
+        if (interleaved) {
+          for (int64_t i = 0; i < half; ++i) {
+            const float a = to_float(first[2 * i]), b = to_float(first[2 * i + 1]), sine = sines[i] * sign;
+            store(first + 2 * i, a * cosines[i] - b * sine);
+            store(first + 2 * i + 1, b * cosines[i] + a * sine);
+          }
+          continue;
+        }
         T* second = first + half;
 #pragma omp simd
         for (int64_t i = 0; i < half; ++i) {

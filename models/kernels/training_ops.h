@@ -18,19 +18,23 @@ struct NormResult {
   Tensor y_RD, inverse_rms_R;  // fp32 (float64 for float64)
   Tensor sum_RD;               // x + residual; x itself without residual
 };
-/// RMSNorm of x (+ residual where defined).
-NormResult rms_norm(const Tensor& x_RD, const Tensor& residual_RD, const Tensor& weight_D, double eps);
+/// RMSNorm of x (+ residual where defined), times weight + offset.
+NormResult rms_norm(const Tensor& x_RD, const Tensor& residual_RD, const Tensor& weight_D, double eps,
+                    double offset = 0);
 
 /// {gradient of x (+ d_residual where defined), gradient of the weight}.
 std::pair<Tensor, Tensor> rms_norm_backward(const Tensor& d_y_RD, const Tensor& x_RD, const Tensor& weight_D,
-                                            const Tensor& inverse_rms_R, const Tensor& d_residual_RD);
+                                            const Tensor& inverse_rms_R, const Tensor& d_residual_RD,
+                                            double offset = 0);
 
 /// gate and up side by side [R, 2 F] -> silu(gate) * up [R, F].
 Tensor swiglu(const Tensor& gate_up);
 /// {silu(gate) * up, gradient of gate_up}.
 std::pair<Tensor, Tensor> swiglu_backward(const Tensor& gate_up, const Tensor& d_product);
 
-/// Rotates the first `num_heads` heads of every row of buffer [T, any] in place by table_Td (cosines, then sines).
-void rope_(const Tensor& buffer, int64_t num_heads, const Tensor& table_Td, bool inverse);
+/// Rotates the first `num_heads` heads of `head_dim` of every row of buffer [T, any] in place by table_Td (cosines, then
+/// sines): the first d dimensions of each, in pairs of one of each half or, interleaved, of neighbours.
+void rope_(const Tensor& buffer, int64_t num_heads, int64_t head_dim, const Tensor& table_Td, bool interleaved,
+           bool inverse);
 
 }  // namespace troupe::kernels

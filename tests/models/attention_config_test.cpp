@@ -36,7 +36,7 @@ using Windows = std::vector<int64_t>;
 Windows windows_of(const std::string& family, json more) {
   auto config = small_config(family);
   config.update(more);
-  return parse_model_config(config).attention_windows;
+  return parse_model_config(config).attention_windows();
 }
 
 }  // namespace
@@ -157,7 +157,7 @@ TEST_CASE("sliding windows are those of transformers, layer by layer") {
     auto config = small_config("mistral");
     config.update(more);
     const auto read = parse_model_config(config);
-    CHECK(parse_model_config(write_model_config(read, "float32")).attention_windows == read.attention_windows);
+    CHECK(parse_model_config(write_model_config(read, "float32")).attention_windows() == read.attention_windows());
   }
 }
 

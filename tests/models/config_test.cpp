@@ -103,7 +103,7 @@ TEST_CASE("a key that changes the mathematics and is not supported is named") {
     config[key] = std::move(value);
     return error_of([&] { parse_model_config(config); });
   };
-  CHECK(contains(message("llama", "hidden_act", "gelu"), "hidden_act"));
+  CHECK(contains(message("llama", "hidden_act", "relu"), "hidden_act"));
   CHECK(contains(message("llama", "partial_rotary_factor", 0.5), "partial_rotary_factor"));
   CHECK(contains(message("llama", "logits_scaling", 8), "logits_scaling"));
   CHECK(contains(message("llama", "attention_multiplier", 0.1), "attention_multiplier"));
@@ -148,7 +148,7 @@ TEST_CASE("a text model inside a multi-modal configuration") {
   const auto config = parse_model_config(outer);
   CHECK(config.model_type == "mistral");
   CHECK(config.tie_word_embeddings);
-  CHECK(contains(error_of([] { parse_model_config(fixture_config("gemma3-nested")); }), "\"gemma3\" is not known"));
+  CHECK(parse_model_config(fixture_config("gemma3-nested")).model_type == "gemma3_text");
 }
 
 TEST_CASE("B058 llama3 rope scaling is honoured and unknown kinds are refused") {

@@ -96,17 +96,18 @@ TEST_CASE("norm, SwiGLU and rope kernels agree with float64") {
     const Tensor weight = (at::randn({width}) + 1).to(dtype), d_y = at::randn({rows, width}).to(dtype);
     const Tensor sum = at::empty_like(x), y = at::empty_like(x), d_x = at::empty_like(x);
     const Tensor scale = at::empty({rows}), d_weight = at::zeros({width});
-    table.rms_norm(x.const_data_ptr(), residual.const_data_ptr(), weight.const_data_ptr(), rows, width, 1e-5f,
+    table.rms_norm(x.const_data_ptr(), residual.const_data_ptr(), weight.const_data_ptr(), 0.5f, rows, width, 1e-5f,
                    sum.mutable_data_ptr(), y.mutable_data_ptr(), scale.mutable_data_ptr<float>());
     CHECK(relative_difference(sum, x.to(at::kDouble) + residual.to(at::kDouble)) < tolerance);
     const auto wide = [](const Tensor& tensor) { return tensor.to(at::kDouble); };
-    const auto wanted = kernels::rms_norm(wide(sum), {}, wide(weight), 1e-5);
+    const auto wanted = kernels::rms_norm(wide(sum), {}, wide(weight), 1e-5, 0.5);
     CHECK(relative_difference(y, wanted.y_RD) < tolerance);
-    table.rms_norm_backward(d_y.const_data_ptr(), sum.const_data_ptr(), weight.const_data_ptr(),
+    table.rms_norm_backward(d_y.const_data_ptr(), sum.const_data_ptr(), weight.const_data_ptr(), 0.5f,
                             scale.const_data_ptr<float>(), residual.const_data_ptr(), rows, width,
                             d_x.mutable_data_ptr(), d_weight.mutable_data_ptr<float>());
     const auto [d_x_wanted, d_weight_wanted] =
-        kernels::rms_norm_backward(wide(d_y), wide(sum), wide(weight), wanted.inverse_rms_R, wide(residual));
+        kernels::rms_norm_backward(wide(d_y), wide(sum), wide(weight), wanted.inverse_rms_R, wide(residual),
+                                   0.5);
     CHECK(relative_difference(d_x, d_x_wanted) < tolerance);
     CHECK(relative_difference(d_weight, d_weight_wanted) < 2e-6);
 
@@ -122,10 +123,10 @@ TEST_CASE("norm, SwiGLU and rope kernels agree with float64") {
 
     const Tensor angles = at::rand({rows, 7}), table_Td = at::cat({angles.cos(), angles.sin()}, 1);
     const Tensor rotated = x.clone(), rotated_wanted = wide(x);
-    table.rope(rotated.mutable_data_ptr(), rows, width, 3, 14, table_Td.const_data_ptr<float>(), 1);
-    kernels::rope_(rotated_wanted, 3, wide(table_Td), false);
+    table.rope(rotated.mutable_data_ptr(), rows, width, 3, 14, 14, false, table_Td.const_data_ptr<float>(), 1);
+    kernels::rope_(rotated_wanted, 3, 14, wide(table_Td), false, false);
     CHECK(relative_difference(rotated, rotated_wanted) < tolerance);
-    table.rope(rotated.mutable_data_ptr(), rows, width, 3, 14, table_Td.const_data_ptr<float>(), -1);
+    table.rope(rotated.mutable_data_ptr(), rows, width, 3, 14, 14, false, table_Td.const_data_ptr<float>(), -1);
     CHECK(relative_difference(rotated, x) < 2 * tolerance);
   });
 }
