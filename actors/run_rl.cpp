@@ -314,11 +314,10 @@ nlohmann::json describe(const RlTopology& topology) {
       model.config().num_parameters() * bytes_per_value * 2;  // the newest and the one being replaced
   const auto& engine = topology.rollout.engine;
   const auto& c = model.config();
-  const auto cache_bytes =
-      engine.kv_cache_mib > 0
-          ? engine.kv_cache_mib << 20
-          : engine.max_sequences * engine.max_context_length *
-                cache_block_bytes(c, compute_dtype(topology.rollout.dtype), /*block_tokens=*/1);
+  const auto cache_bytes = engine.kv_cache_mib > 0
+                               ? engine.kv_cache_mib << 20
+                               : engine.max_sequences * engine.max_context_length *
+                                     cache_block_bytes(c, compute_dtype(topology.rollout.dtype), /*block_tokens=*/1);
   memory["rollout KV caches"] =
       topology.rollout.num_workers * (cache_bytes + engine.max_sequences * recurrent_state_bytes(c));
   const auto place = [&](const std::string& role) {

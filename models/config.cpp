@@ -142,8 +142,9 @@ void read_sizes(const ConfigFields& fields, ModelConfig& config) {
 void read_ropes(const ConfigFields& fields, const Family& family, double share, ModelConfig& config) {
   require(config.rotated_dim() % 2 == 0 && config.rotated_dim() > 0, "config.json: rope turns ", config.rotated_dim(),
           " of head_dim = ", config.head_dim, " dimensions, which is not a number of pairs");
-  RopeReading reading{config.max_position_embeddings, config.rotated_dim(), family.rope_theta, family.rope_scaling,
-                      share, "", family.local_theta_key};
+  RopeReading reading{
+      config.max_position_embeddings, config.rotated_dim(), family.rope_theta, family.rope_scaling, share, "",
+      family.local_theta_key};
   if (!family.local_theta_key.empty()) reading.layer_type = "full_attention";
   config.rope = parse_rope(fields, reading);
   if (family.local_theta_key.empty()) return;

@@ -18,10 +18,10 @@ struct RopeConfig {
   double low_freq_factor = 1;   // llama3
   double high_freq_factor = 4;  // llama3
   int64_t original_max_position_embeddings =
-      0;                                 // llama3, yarn, longrope; of dynamic the model's max_position_embeddings
-  double beta_fast = 32, beta_slow = 1;  // yarn: rotations over the original length that bound the ramp
-  bool truncate = true;                  // yarn: bounds of the ramp are rounded outwards
-  double attention_factor = 1;           // yarn, longrope: cosines and sines are multiplied by it
+      0;                                    // llama3, yarn, longrope; of dynamic the model's max_position_embeddings
+  double beta_fast = 32, beta_slow = 1;     // yarn: rotations over the original length that bound the ramp
+  bool truncate = true;                     // yarn: bounds of the ramp are rounded outwards
+  double attention_factor = 1;              // yarn, longrope: cosines and sines are multiplied by it
   double magnitude = 0, magnitude_all = 0;  // yarn: mscale and mscale_all_dim; 0 where not given
   std::vector<double> short_factor,
       long_factor;  // longrope: divisors [head_dim / 2] within and beyond the original length
@@ -50,13 +50,13 @@ struct ModelConfig {
   bool attention_bias = false;         // q_proj, k_proj, v_proj
   bool attention_output_bias = false;  // o_proj
   bool mlp_bias = false;
-  bool query_key_norm = false;      // RMSNorm of q and k before rope, over each head or
-  bool norm_over_heads = false;     // over all of them together (olmo3)
-  bool unit_query_key = false;      // RMSNorm without weights of each head of q and k, after rope, where there is rope
-  bool attention_gate = false;      // q_proj holds a gate beside each head: sigmoid(gate) times the head's output
-  bool attention_sinks = false;     // a learned logit a head takes part in the softmax and gives nothing
-  double attention_scale = 0;       // of the scores; 0: 1 / sqrt(head size)
-  double temperature_scale = 0;     // layers without rope: q *= 1 + scale * log(1 + floor((position + 1) / floor))
+  bool query_key_norm = false;   // RMSNorm of q and k before rope, over each head or
+  bool norm_over_heads = false;  // over all of them together (olmo3)
+  bool unit_query_key = false;   // RMSNorm without weights of each head of q and k, after rope, where there is rope
+  bool attention_gate = false;   // q_proj holds a gate beside each head: sigmoid(gate) times the head's output
+  bool attention_sinks = false;  // a learned logit a head takes part in the softmax and gives nothing
+  double attention_scale = 0;    // of the scores; 0: 1 / sqrt(head size)
+  double temperature_scale = 0;  // layers without rope: q *= 1 + scale * log(1 + floor((position + 1) / floor))
   double temperature_floor = 8192;
   int64_t rotary_dim = 0;         // the first dimensions of a head that rope turns; 0: all
   bool rope_interleaved = false;  // rope turns neighbours instead of one dimension of each half

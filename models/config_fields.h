@@ -43,11 +43,11 @@ class ConfigFields {
 /// What the reading of a rope needs to know besides its keys.
 struct RopeReading {
   int64_t max_position_embeddings = 0, rotated_dim = 0;
-  double theta = 10000;                                       // where no key gives one
-  nlohmann::json scaling = nlohmann::json::object();          // where neither dictionary is there
-  double rotary_share = 1;                                    // what partial_rotary_factor must say
-  std::string layer_type;                                     // "": one rope for all layers; else the key of its own
-  std::string local_theta_key;                                // of sliding_attention in the older form
+  double theta = 10000;                               // where no key gives one
+  nlohmann::json scaling = nlohmann::json::object();  // where neither dictionary is there
+  double rotary_share = 1;                            // what partial_rotary_factor must say
+  std::string layer_type;                             // "": one rope for all layers; else the key of its own
+  std::string local_theta_key;                        // of sliding_attention in the older form
 };
 /// Either published form; throws Error naming a kind that is not known, and where two forms contradict each other.
 RopeConfig parse_rope(const ConfigFields& fields, const RopeReading& reading);

@@ -50,9 +50,9 @@ void read_yarn(const ConfigFields& fields, RopeConfig& rope, const std::string& 
   rope.magnitude = fields.number("mscale", 0.0);
   rope.magnitude_all = fields.number("mscale_all_dim", 0.0);
   const bool has_both = rope.magnitude != 0 && rope.magnitude_all != 0;
-  const double inferred = has_both ? yarn_magnitude(rope.factor, rope.magnitude) /
-                                         yarn_magnitude(rope.factor, rope.magnitude_all)
-                                   : yarn_magnitude(rope.factor, 1);
+  const double inferred =
+      has_both ? yarn_magnitude(rope.factor, rope.magnitude) / yarn_magnitude(rope.factor, rope.magnitude_all)
+               : yarn_magnitude(rope.factor, 1);
   rope.attention_factor = fields.number("attention_factor", inferred);
 }
 

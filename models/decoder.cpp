@@ -64,7 +64,8 @@ Tensor Decoder::forward_units(int64_t begin, int64_t end, const Tensor& x_TD, co
   Tensor x = x_TD;
   for (int64_t unit = begin; unit < end; ++unit) {
     if (unit == 0) {
-      x = runner.run(unit, [this, tokens_T](const Tensor&) { return embed(tokens_T); }, Tensor());
+      x = runner.run(
+          unit, [this, tokens_T](const Tensor&) { return embed(tokens_T); }, Tensor());
     } else if (unit < last_unit) {
       auto& context = contexts[config_.layer(unit - 1)];
       if (context == nullptr) context = make_context(config_.layer(unit - 1), layout, x);
@@ -91,8 +92,12 @@ Tensor Decoder::embed(const Tensor& tokens_T) const {
 Decoder::Context Decoder::make_context(const LayerConfig& layer, const PackedLayout& layout, const Tensor& x_TD) const {
   auto context = std::make_shared<blocks::AttentionContext>();
   context->layout = layout;
-  context->shape = {config_.num_attention_heads, config_.num_key_value_heads, config_.head_dim,
-                    config_.softmax_scale(),     layer.window,                layer.chunk};
+  context->shape = {config_.num_attention_heads,
+                    config_.num_key_value_heads,
+                    config_.head_dim,
+                    config_.softmax_scale(),
+                    layer.window,
+                    layer.chunk};
   if (layer.mixer == Mixer::kLatentAttention) {
     context->shape.num_key_value_heads = config_.num_attention_heads;
     context->shape.head_dim = blocks::latent_head_dim(config_.latent);

@@ -1,5 +1,5 @@
-// The decoder that a ModelConfig describes: the network on one device. Knows no family, no mesh, no checkpoint format, no
-// RL. What a layer is made of is in decoder_layer.cpp.
+// The decoder that a ModelConfig describes: the network on one device. Knows no family, no mesh, no checkpoint format,
+// no RL. What a layer is made of is in decoder_layer.cpp.
 //
 // Shape legend: T tokens of a packed row, D hidden size, H query heads, K key/value heads, d head size, F MLP size, V
 // vocabulary.

@@ -32,8 +32,8 @@ class Decoder::Layer {
       const Tensor sum = x + mixed;
       return sum + output_norm(mlp(exchange_.enter(sum)), names_.mlp_output_norm);
     }
-    const auto [sum, mlp_input] = blocks::add_rms_norm(x, mixed, get(names_.mlp_input_norm + ".weight"),
-                                                       config_.rms_norm_eps, norm_offset());
+    const auto [sum, mlp_input] =
+        blocks::add_rms_norm(x, mixed, get(names_.mlp_input_norm + ".weight"), config_.rms_norm_eps, norm_offset());
     return sum + output_norm(mlp(exchange_.enter(mlp_input)), names_.mlp_output_norm);
   }
 
@@ -66,16 +66,11 @@ class Decoder::Layer {
       case Mixer::kAttention:
         break;
     }
-    const blocks::AttentionWeights weights = {get("self_attn.q_proj.weight"),
-                                              get("self_attn.k_proj.weight"),
-                                              get("self_attn.v_proj.weight"),
-                                              maybe("self_attn.q_proj.bias"),
-                                              maybe("self_attn.k_proj.bias"),
-                                              maybe("self_attn.v_proj.bias"),
-                                              maybe("self_attn.q_norm.weight"),
-                                              maybe("self_attn.k_norm.weight"),
-                                              maybe("self_attn.sinks"),
-                                              config_.attention_gate};
+    const blocks::AttentionWeights weights = {get("self_attn.q_proj.weight"),   get("self_attn.k_proj.weight"),
+                                              get("self_attn.v_proj.weight"),   maybe("self_attn.q_proj.bias"),
+                                              maybe("self_attn.k_proj.bias"),   maybe("self_attn.v_proj.bias"),
+                                              maybe("self_attn.q_norm.weight"), maybe("self_attn.k_norm.weight"),
+                                              maybe("self_attn.sinks"),         config_.attention_gate};
     return project(blocks::self_attention(x, weights, context_), "self_attn.o_proj");
   }
 

@@ -29,16 +29,16 @@ enum class Activation { kSilu, kGelu, kGeluTanh };
 
 /// How a token's experts are chosen and weighed.
 enum class RouterScore {
-  kSoftmax,         // softmax over all experts, then the largest (Mixtral, Qwen)
+  kSoftmax,          // softmax over all experts, then the largest (Mixtral, Qwen)
   kSoftmaxOfChosen,  // the largest logits, then softmax over those (gpt-oss)
-  kSigmoid,         // sigmoid of each, the largest after a bias that only chooses (DeepSeek-V3)
-  kSigmoidInput,    // sigmoid of each; it weighs the expert's input instead of its output (Llama 4)
+  kSigmoid,          // sigmoid of each, the largest after a bias that only chooses (DeepSeek-V3)
+  kSigmoidInput,     // sigmoid of each; it weighs the expert's input instead of its output (Llama 4)
 };
 
 /// How the checkpoint holds the experts' weights.
 enum class ExpertForm {
-  kSeparate,      // experts.<i>.gate_proj.weight, ... [out, in]
-  kStacked,       // experts.gate_up_proj and experts.down_proj [experts, in, out]
+  kSeparate,  // experts.<i>.gate_proj.weight, ... [out, in]
+  kStacked,   // experts.gate_up_proj and experts.down_proj [experts, in, out]
 };
 
 /// A mixture of experts in place of the MLP.
@@ -49,9 +49,9 @@ struct MoeConfig {
   int64_t shared_intermediate_size = 0;  // of the expert that every token goes to; 0: none
   bool shared_gate = false;              // a sigmoid weighs the shared expert
   RouterScore score = RouterScore::kSoftmax;
-  bool normalise = false;    // the chosen scores are divided by their sum
-  double scale = 1;          // and then multiplied by this
-  bool choice_bias = false;  // a bias by expert is added to the scores for the choice alone
+  bool normalise = false;                       // the chosen scores are divided by their sum
+  double scale = 1;                             // and then multiplied by this
+  bool choice_bias = false;                     // a bias by expert is added to the scores for the choice alone
   int64_t num_groups = 1, num_kept_groups = 1;  // only experts of the best groups can be chosen
   bool router_bias = false;
   ExpertForm form = ExpertForm::kSeparate;

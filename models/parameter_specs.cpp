@@ -12,7 +12,10 @@ namespace {
 class LayerSpecs {
  public:
   LayerSpecs(const ModelConfig& config, int64_t index, std::vector<ParameterSpec>& specs)
-      : config_(config), layer_(config.layer(index)), prefix_(concat("model.layers.", index, ".")), unit_(index + 1),
+      : config_(config),
+        layer_(config.layer(index)),
+        prefix_(concat("model.layers.", index, ".")),
+        unit_(index + 1),
         specs_(specs) {}
 
   void add_all() {

@@ -328,13 +328,26 @@ int64_t layer_activation_bytes(const ParallelPlan& plan, int64_t num_tokens, int
   return (between + inside) * element_bytes + log_sums + norm_scales;
 }
 
+namespace {
+
+void check_estimated(const ModelConfig& config) {
+  const bool is_dense = !config.has_experts() && !config.has(Mixer::kLatentAttention) && !config.has(Mixer::kDeltaNet);
+  if (!is_dense) {
+    throw UsageError(concat("the estimate knows dense layers with attention alone, not those of ", config.model_type));
+  }
+}
+
+}  // namespace
+
 RankEstimate estimate_rank(const ModelConfig& config, const MeshDegrees& degrees, const MeshPlace& place,
                            const ParallelOptions& options, const StepShape& shape, const DeviceFigures& device) {
+  check_estimated(config);
   return Counter(config, degrees, place, options, shape, device).estimate();
 }
 
 StepEstimate estimate_step(const ModelConfig& config, const MeshDegrees& degrees, const ParallelOptions& options,
                            const StepShape& shape, const DeviceFigures& device) {
+  check_estimated(config);
   StepEstimate result;
   for (int pipeline = 0; pipeline < degrees.pipeline; ++pipeline) {
     Counter counter(config, degrees, {.pipeline = pipeline}, options, shape, device);

@@ -91,10 +91,9 @@ struct Engine::Implementation {
     forward_options.vocab_size = options.log_prob_vocab_size;
     forward_options.num_threads = std::max(1, options.num_threads);
     forward = make_forward_pass(config, dtype, forward_options);
-    scheduler = std::make_unique<Scheduler>(
-        SchedulerOptions{options.max_sequences, options.prefill_chunk_tokens, num_blocks, options.kv_block_tokens,
-                         has_states},
-        metrics);
+    scheduler = std::make_unique<Scheduler>(SchedulerOptions{options.max_sequences, options.prefill_chunk_tokens,
+                                                             num_blocks, options.kv_block_tokens, has_states},
+                                            metrics);
     for (auto& sequence : early) {
       check_capacity(*sequence);
       scheduler->add(std::move(sequence));

@@ -30,8 +30,7 @@ class AttentionPart {
     s_.share(walk, s_.num_rows() * num_kv_heads_, 2, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) attend(walk.thread, i / num_kv_heads_, i % num_kv_heads_);
     });
-    s_.add_product(walk, layer_.output, s_.input.row(0), s_.input.stride, layer_.output_bias,
-                   layer_.mixer_output_norm);
+    s_.add_product(walk, layer_.output, s_.input.row(0), s_.input.stride, layer_.output_bias, layer_.mixer_output_norm);
   }
 
  private:
@@ -53,8 +52,8 @@ class AttentionPart {
       transform_head(query + h * head_size_, h < num_heads_ ? weights_.query_norm : weights_.key_norm, row.position);
     }
     if (description_.rope == LayerRope::kNone && config.temperature_scale != 0) {
-      const float steps = std::floor((static_cast<float>(row.position) + 1) /
-                                     static_cast<float>(config.temperature_floor));
+      const float steps =
+          std::floor((static_cast<float>(row.position) + 1) / static_cast<float>(config.temperature_floor));
       const float factor = std::log1p(steps) * static_cast<float>(config.temperature_scale) + 1;
       for (int64_t i = 0; i < query_size_; ++i) query[i] *= factor;
     }
@@ -76,8 +75,7 @@ class AttentionPart {
     if (description_.rope == LayerRope::kNone) return;
     const auto& rotations = description_.rope == LayerRope::kLocal ? s_.local_rotations : s_.main_rotations;
     const int64_t half = config.rotated_dim() / 2;
-    s_.kernels.rotate(head, rotations.cosines.data() + position * half, rotations.sines.data() + position * half,
-                      half);
+    s_.kernels.rotate(head, rotations.cosines.data() + position * half, rotations.sines.data() + position * half, half);
     if (!config.unit_query_key) return;
     float squares = 0;
     for (int64_t i = 0; i < head_size_; ++i) squares += head[i] * head[i];

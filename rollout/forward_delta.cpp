@@ -38,8 +38,7 @@ class DeltaPart {
     s_.share(walk, num_sequences, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) keep_inputs(i);
     });
-    s_.add_product(walk, layer_.output, s_.input.row(0), s_.input.stride, layer_.output_bias,
-                   layer_.mixer_output_norm);
+    s_.add_product(walk, layer_.output, s_.input.row(0), s_.input.stride, layer_.output_bias, layer_.mixer_output_norm);
   }
 
  private:

@@ -1,6 +1,6 @@
-// Latent attention over its compressed cache: a token keeps one normalised vector, from which the keys and values of all
-// heads come, and one rotated key. Heads meet that vector itself, so the expansion is applied to each row's query and
-// to what it gathered, never to the cache.
+// Latent attention over its compressed cache: a token keeps one normalised vector, from which the keys and values of
+// all heads come, and one rotated key. Heads meet that vector itself, so the expansion is applied to each row's query
+// and to what it gathered, never to the cache.
 #include <algorithm>
 
 #include "rollout/forward_state.h"
@@ -39,8 +39,7 @@ class LatentPart {
     s_.share(walk, num_heads_, 1, [&](int64_t begin, int64_t end) {
       for (int64_t h = begin; h < end; ++h) expand_head(walk.thread, h);
     });
-    s_.add_product(walk, layer_.output, s_.input.row(0), s_.input.stride, layer_.output_bias,
-                   layer_.mixer_output_norm);
+    s_.add_product(walk, layer_.output, s_.input.row(0), s_.input.stride, layer_.output_bias, layer_.mixer_output_norm);
   }
 
  private:

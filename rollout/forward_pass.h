@@ -35,7 +35,7 @@ struct ForwardOptions {
   int64_t block_tokens = 16;
   int64_t max_context_length = 0;
   int64_t num_states = 0;  // slots of recurrent state; 0 where no layer has any
-  int64_t max_rows = 0;  // of one call
+  int64_t max_rows = 0;    // of one call
   int64_t vocab_size = 0;
   int num_threads = 1;
 };

@@ -60,8 +60,8 @@ std::pair<int64_t, int64_t> lay_out_caches(const ModelConfig& config, int64_t nu
         break;
       case Mixer::kDeltaNet: {
         const auto& delta = config.delta;
-        place.state_elements = delta.num_value_heads * delta.key_dim * delta.value_dim +
-                               (delta.kernel_size - 1) * delta.convolved_size();
+        place.state_elements =
+            delta.num_value_heads * delta.key_dim * delta.value_dim + (delta.kernel_size - 1) * delta.convolved_size();
         break;
       }
     }
@@ -108,7 +108,8 @@ ForwardState<T>::ForwardState(const ModelConfig& model_config, const ForwardOpti
     const auto& moe = config.moe;
     const int64_t choices = moe.num_experts_per_token;
     routed.logits.resize(count, moe.num_experts + kPanelColumns);
-    for (auto* each : {&routed.experts, &routed.slots, &routed.rows}) each->resize(static_cast<size_t>(count * choices));
+    for (auto* each : {&routed.experts, &routed.slots, &routed.rows})
+      each->resize(static_cast<size_t>(count * choices));
     routed.weights.resize(static_cast<size_t>(count * choices));
     routed.begins.resize(static_cast<size_t>(moe.num_experts + 1));
     routed.input.resize(count * choices, hidden);

@@ -56,7 +56,7 @@ struct Walk {
 /// Where a layer's part of the cache lies, in elements: regions (keys and values, or one) of blocks.
 struct LayerCache {
   int64_t offset = 0, num_regions = 0, region_elements = 0, block_elements = 0;
-  int64_t num_heads = 0, head_elements = 0;  // a block holds [heads][block tokens][head elements]
+  int64_t num_heads = 0, head_elements = 0;      // a block holds [heads][block tokens][head elements]
   int64_t state_offset = 0, state_elements = 0;  // recurrent state of one slot, floats
 };
 
@@ -109,7 +109,7 @@ struct ForwardState {
     int64_t count = 0;
   };
   Rotations main_rotations, local_rotations;  // of every position so far asked for
-  struct Routed {  // experts: of each row and choice, then sorted by expert
+  struct Routed {                             // experts: of each row and choice, then sorted by expert
     Rows<float> logits;
     std::vector<int32_t> experts, slots, rows;
     std::vector<float> weights;

@@ -42,7 +42,8 @@ struct PackedMatrix {
   const T* panel(int64_t index) const { return panels + index * panel_elements(); }
 };
 
-/// A gated MLP. Vectors are fp32; biases are empty where the model has none, those of a matrix are padded to its panels.
+/// A gated MLP. Vectors are fp32; biases are empty where the model has none, those of a matrix are padded to its
+/// panels.
 template <class T>
 struct PackedMlp {
   PackedMatrix<T> gate_up;  // panels of gate and up take turns
@@ -56,7 +57,7 @@ struct PackedExperts {
   PackedMatrix<T> router;
   std::vector<float> router_bias, choice_bias;
   std::vector<PackedMlp<T>> experts;
-  PackedMlp<T> shared;         // size 0: none
+  PackedMlp<T> shared;          // size 0: none
   PackedMatrix<T> shared_gate;  // one row; no panels: none
 };
 

@@ -264,7 +264,9 @@ void Packer<T>::plan_experts(PackedExperts<T>& experts, const std::string& prefi
   for (int64_t e = 0; e < moe.num_experts; ++e) {
     auto& expert = experts.experts[static_cast<size_t>(e)];
     if (moe.form == ExpertForm::kSeparate) {
-      const auto own = [&](const std::string& name) { return get(concat(prefix, "experts.", e, ".", name, ".weight")); };
+      const auto own = [&](const std::string& name) {
+        return get(concat(prefix, "experts.", e, ".", name, ".weight"));
+      };
       plan_mlp(expert, own(names.expert_gate), own(names.expert_up), own(names.expert_down));
       continue;
     }

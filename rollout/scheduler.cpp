@@ -8,7 +8,8 @@ namespace troupe {
 
 Scheduler::Scheduler(const SchedulerOptions& options, EngineMetrics& metrics)
     : options_(options), metrics_(metrics), blocks_(options.num_blocks, options.block_tokens) {
-  for (int32_t state = options.max_sequences; options.has_states && state > 0; --state) free_states_.push_back(state - 1);
+  for (int32_t state = options.max_sequences; options.has_states && state > 0; --state)
+    free_states_.push_back(state - 1);
 }
 
 void Scheduler::add(std::unique_ptr<Sequence> sequence) {

@@ -29,7 +29,7 @@ struct Sequence {
   std::vector<VersionRun> versions;
   std::string text;  // bytes of the sampled tokens; kept only where there are stop strings
   std::vector<int32_t> blocks;
-  int32_t state = -1;  // its slot of recurrent state while it runs
+  int32_t state = -1;          // its slot of recurrent state while it runs
   int64_t num_computed = 0;    // tokens whose keys and values are in the cache, rows of the step under way included
   int64_t num_published = 0;   // full blocks that are findable (or equal to findable ones)
   uint64_t last_identity = 0;  // of the last of these

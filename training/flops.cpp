@@ -46,20 +46,21 @@ double attended_pairs(const PackedLayout& layout, const LayerConfig& layer) {
 double training_flops(const ModelConfig& config, const PackedLayout& layout, int64_t num_predicted) {
   const double head_parameters = static_cast<double>(config.num_labels > 0 ? config.num_labels : config.vocab_size) *
                                  static_cast<double>(config.hidden_size);
-  double flops = 6 * active_parameters(config) * layout.num_tokens +
-                 6 * head_parameters * static_cast<double>(num_predicted);
+  double flops =
+      6 * active_parameters(config) * layout.num_tokens + 6 * head_parameters * static_cast<double>(num_predicted);
   std::map<LayerConfig, double> pairs;
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
     const auto& layer = config.layer(i);
     if (layer.mixer == Mixer::kDeltaNet) {
-      flops += 18.0 * static_cast<double>(config.delta.num_value_heads * config.delta.key_dim * config.delta.value_dim) *
+      flops += 18.0 *
+               static_cast<double>(config.delta.num_value_heads * config.delta.key_dim * config.delta.value_dim) *
                layout.num_tokens;
       continue;
     }
     const auto [known, is_new] = pairs.try_emplace(layer, 0.0);
     if (is_new) known->second = attended_pairs(layout, layer);
-    const auto sizes = layer.mixer == Mixer::kAttention ? 2 * config.head_dim
-                                                        : config.latent.query_dim() + config.latent.value_dim;
+    const auto sizes =
+        layer.mixer == Mixer::kAttention ? 2 * config.head_dim : config.latent.query_dim() + config.latent.value_dim;
     flops += 6.0 * static_cast<double>(config.num_attention_heads * sizes) * known->second;
   }
   return flops;

@@ -128,8 +128,9 @@ struct LogProbFunction : torch::autograd::Function<LogProbFunction> {
     Tensor d_entropy;
     if (context->saved_data["entropy_gradient"].toBool()) d_entropy = gradients[1].index_select(0, rows);
     const Tensor d_chosen = at::empty_like(chosen);
-    const auto head = make_head_chunk(used, {context->saved_data["temperature"].toDouble(), context->saved_data["softcap"].toDouble()},
-                                      std::min(num_chunk_rows, rows.size(0)), split);
+    const auto head = make_head_chunk(
+        used, {context->saved_data["temperature"].toDouble(), context->saved_data["softcap"].toDouble()},
+        std::min(num_chunk_rows, rows.size(0)), split);
     WeightGradient d_weight(weight.detach(), num_used);
     for_chunks(rows.size(0), num_chunk_rows, [&](int64_t begin, int64_t count) {
       const auto part = [&](const Tensor& x) { return x.defined() ? x.narrow(0, begin, count) : x; };
@@ -195,8 +196,8 @@ LogProbLoss log_prob_loss(const Tensor& hidden_TD, const Tensor& weight_VD, cons
   const Tensor log_prob = at::empty({rows.size(0)}, hidden_TD.options().dtype(type)),
                entropy = at::empty_like(log_prob);
   const Tensor loss = at::zeros({}, log_prob.options()), d_chosen = at::empty_like(chosen);
-  const auto head =
-      make_head_chunk(used, {options.temperature, options.logit_softcap}, std::min(options.num_chunk_rows, rows.size(0)), options.split);
+  const auto head = make_head_chunk(used, {options.temperature, options.logit_softcap},
+                                    std::min(options.num_chunk_rows, rows.size(0)), options.split);
   WeightGradient d_weight(weight_VD.detach(), num_used);
   for_chunks(rows.size(0), options.num_chunk_rows, [&](int64_t begin, int64_t count) {
     const auto part = [&](const Tensor& x) { return x.narrow(0, begin, count); };

@@ -11,10 +11,10 @@
 namespace troupe {
 
 struct LogProbOptions {
-  double temperature = 1;  // > 0
+  double temperature = 1;    // > 0
   double logit_softcap = 0;  // see ModelConfig
-  int64_t vocab_size = 0;  // the tokenizer's real vocabulary, <= V; 0: V (not with a split)
-  VocabularySplit split;   // the weight has this rank's rows of the head; all ranks of it call alike
+  int64_t vocab_size = 0;    // the tokenizer's real vocabulary, <= V; 0: V (not with a split)
+  VocabularySplit split;     // the weight has this rank's rows of the head; all ranks of it call alike
   int64_t num_chunk_rows = 512;
   bool entropy_gradient = false;  // whether entropy_T is differentiable too
 };

@@ -28,7 +28,8 @@ void add_sinks_(kernels::AttentionResult& result, const Tensor& sinks_H, const k
 Tensor sink_gradient(const Tensor& d_output, const kernels::AttentionResult& result, const Tensor& sinks_H,
                      const kernels::AttentionShape& shape) {
   const auto type = result.log_sum_exp.scalar_type();
-  const Tensor delta_TH = (d_output.to(type) * result.output.to(type)).view({-1, shape.num_heads, shape.head_dim}).sum(2);
+  const Tensor delta_TH =
+      (d_output.to(type) * result.output.to(type)).view({-1, shape.num_heads, shape.head_dim}).sum(2);
   const Tensor share_HT = (sinks_H.to(type).unsqueeze(1) - result.log_sum_exp).exp();
   return -(share_HT * delta_TH.t()).sum(1).to(sinks_H.scalar_type());
 }

@@ -137,8 +137,7 @@ Tensor run_segments(const Inputs& inputs, const PackedLayout& layout) {
     }
     const Tensor state = is_root ? at::zeros({num_segments, num_heads, key_dim, value_dim}, inputs.value.options())
                                  : root_states.index_select(0, token_indices(parents, inputs.value));
-    const auto result =
-        apply_rule(cut(inputs, token_indices(tokens, inputs.value), num_segments, num_chunks), state);
+    const auto result = apply_rule(cut(inputs, token_indices(tokens, inputs.value), num_segments, num_chunks), state);
     if (is_root) root_states = result.state;
     const Tensor rows = result.output.movedim(1, 3).reshape({-1, num_heads, value_dim});
     outputs.push_back(rows.index_select(0, token_indices(places, rows)));
@@ -165,8 +164,7 @@ Projections project(const Tensor& x_TD, const DeltaWeights& weights, const Delta
     return projected.narrow(1, begin, config.num_key_heads * size).view({num_tokens, config.num_key_heads, size});
   };
   const auto flat = [&](const Tensor& x) { return x.reshape({num_tokens, -1}); };
-  const auto qkvz =
-      by_key_head(0, joined).split_with_sizes({config.key_dim, config.key_dim, values, values}, 2);
+  const auto qkvz = by_key_head(0, joined).split_with_sizes({config.key_dim, config.key_dim, values, values}, 2);
   const auto ba = by_key_head(config.num_key_heads * joined, 2 * group).split_with_sizes({group, group}, 2);
   return {at::cat({flat(qkvz[0]), flat(qkvz[1]), flat(qkvz[2])}, 1), flat(qkvz[3]), flat(ba[0]), flat(ba[1])};
 }

@@ -12,8 +12,8 @@ using torch::autograd::variable_list;
 
 /// (token, choice) pairs in the order of their experts.
 struct Sorted {
-  Tensor order;     // of the flattened [T, K]
-  Tensor tokens;    // of each pair
+  Tensor order;               // of the flattened [T, K]
+  Tensor tokens;              // of each pair
   std::vector<int64_t> ends;  // by expert
 };
 
@@ -168,7 +168,8 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
       const Tensor of_bias = at::mv(part(d_rows).to(type), parameters_end[1][expert].to(type));
       if (!shape.weighs_input) part(d_weight).add_(of_bias);
     });
-    const Tensor d_weights_TK = at::empty_like(d_weight).index_copy_(0, sorted.order, d_weight).view(weights_TK.sizes());
+    const Tensor d_weights_TK =
+        at::empty_like(d_weight).index_copy_(0, sorted.order, d_weight).view(weights_TK.sizes());
     variable_list result = {gather_tokens(sorted, d_x, x.size(0)), Tensor(), d_weights_TK};
     for (const auto& gradient : gradients_of(d_gate_ups, gate_ups, shape.form)) result.push_back(gradient);
     for (const auto& gradient : gradients_of(d_downs, downs, shape.form)) result.push_back(gradient);

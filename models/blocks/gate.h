@@ -10,7 +10,7 @@ namespace troupe::blocks {
 
 struct GateForm {
   Activation activation = Activation::kSilu;
-  bool take_turns = false;  // columns of gate and up alternate; else the gate's come first
+  bool take_turns = false;                   // columns of gate and up alternate; else the gate's come first
   double clamp_limit = 0, swish_factor = 1;  // see MoeConfig
 };
 

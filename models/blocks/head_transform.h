@@ -6,8 +6,8 @@
 
 namespace troupe::blocks {
 
-/// The transformed buffer: `projected_TE` itself, changed in place, without norms; with norms (q, k weights of a head or
-/// of all heads) a new one.
+/// The transformed buffer: `projected_TE` itself, changed in place, without norms; with norms (q, k weights of a head
+/// or of all heads) a new one.
 Tensor transform_heads(const Tensor& projected_TE, at::TensorList norms, const AttentionContext& context);
 
 /// Gradient of the projection (in place of `d_rotated_TE`) and of the norms' weights (empty without norms).

@@ -10,8 +10,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
-  static Tensor forward(AutogradContext* context, const Tensor& x_TD, const Tensor& weight, double eps,
-                        double offset) {
+  static Tensor forward(AutogradContext* context, const Tensor& x_TD, const Tensor& weight, double eps, double offset) {
     const auto result = kernels::rms_norm(x_TD, {}, weight, eps, offset);
     context->saved_data["offset"] = offset;
     context->save_for_backward({x_TD, weight, result.inverse_rms_R});

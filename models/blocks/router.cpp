@@ -11,7 +11,8 @@ Tensor keep_best_groups(const Tensor& choice_TE, const MoeConfig& config) {
   const Tensor grouped = choice_TE.view({num_tokens, config.num_groups, group_size});
   const Tensor group_scores = std::get<0>(grouped.topk(std::min<int64_t>(2, group_size), 2)).sum(2);
   const Tensor kept = std::get<1>(group_scores.topk(config.num_kept_groups, 1));
-  const Tensor is_kept = at::zeros(group_scores.sizes(), group_scores.options().dtype(at::kBool)).scatter_(1, kept, true);
+  const Tensor is_kept =
+      at::zeros(group_scores.sizes(), group_scores.options().dtype(at::kBool)).scatter_(1, kept, true);
   return grouped.masked_fill(is_kept.logical_not().unsqueeze(2), -std::numeric_limits<double>::infinity())
       .view(choice_TE.sizes());
 }

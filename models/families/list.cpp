@@ -25,10 +25,10 @@ const Family& qwen3_5_moe_family();
 
 const std::vector<const Family*>& families() {
   static const std::vector<const Family*> list = {
-      &llama_family(),    &mistral_family(),     &qwen2_family(),   &qwen3_family(),
-      &smollm3_family(),  &olmo3_family(),       &gemma3_family(),  &mixtral_family(),
+      &llama_family(),     &mistral_family(),    &qwen2_family(),    &qwen3_family(),
+      &smollm3_family(),   &olmo3_family(),      &gemma3_family(),   &mixtral_family(),
       &qwen3_moe_family(), &gpt_oss_family(),    &glm4_moe_family(), &deepseek_v3_family(),
-      &llama4_family(),   &qwen3_next_family(), &qwen3_5_family(), &qwen3_5_moe_family()};
+      &llama4_family(),    &qwen3_next_family(), &qwen3_5_family(),  &qwen3_5_moe_family()};
   return list;
 }
 

@@ -42,8 +42,8 @@ void read_sliding_layers(const ConfigFields& fields, int64_t full_interval, Mode
   config.layers.resize(static_cast<size_t>(config.num_hidden_layers));
   const auto window = fields.integer("sliding_window", 0, 0);
   for (size_t i = 0; i < config.layers.size(); ++i) {
-    const bool slides = types.empty() ? (static_cast<int64_t>(i) + 1) % full_interval != 0
-                                      : types[i] == "sliding_attention";
+    const bool slides =
+        types.empty() ? (static_cast<int64_t>(i) + 1) % full_interval != 0 : types[i] == "sliding_attention";
     if (!slides) continue;
     require(window > 0, "config.json: layer ", i, " is a sliding_attention layer, but sliding_window is missing");
     config.layers[i].window = window;
@@ -98,8 +98,8 @@ namespace {
 
 void check_choice(const ModelConfig& config) {
   const auto& moe = config.moe;
-  require(moe.num_experts_per_token <= moe.num_experts, "config.json: num_experts_per_tok = ",
-          moe.num_experts_per_token, " of ", moe.num_experts, " experts");
+  require(moe.num_experts_per_token <= moe.num_experts,
+          "config.json: num_experts_per_tok = ", moe.num_experts_per_token, " of ", moe.num_experts, " experts");
 }
 
 }  // namespace
@@ -135,11 +135,11 @@ void read_deepseek_experts(const ConfigFields& fields, ModelConfig& config) {
   check_choice(config);
   require(moe.num_experts % moe.num_groups == 0 && moe.num_kept_groups <= moe.num_groups &&
               (moe.num_groups == 1 || moe.num_experts / moe.num_groups >= 2),
-          "config.json: ", moe.num_experts, " experts in n_group = ", moe.num_groups, " of which topk_group = ",
-          moe.num_kept_groups, " are kept");
+          "config.json: ", moe.num_experts, " experts in n_group = ", moe.num_groups,
+          " of which topk_group = ", moe.num_kept_groups, " are kept");
   require(moe.num_kept_groups * (moe.num_experts / moe.num_groups) >= moe.num_experts_per_token,
-          "config.json: the topk_group = ", moe.num_kept_groups, " kept groups hold fewer than num_experts_per_tok = ",
-          moe.num_experts_per_token, " experts");
+          "config.json: the topk_group = ", moe.num_kept_groups,
+          " kept groups hold fewer than num_experts_per_tok = ", moe.num_experts_per_token, " experts");
   refuse_unless(fields, "scoring_func", "sigmoid");
   refuse_unless(fields, "topk_method", "noaux_tc");
   refuse_unless(fields, "moe_layer_freq", 1);
@@ -159,8 +159,9 @@ void read_delta_hybrid(const ConfigFields& fields, bool joined_projections, Mode
   delta.value_dim = fields.integer("linear_value_head_dim", 128, 1, 1 << 14);
   delta.kernel_size = fields.integer("linear_conv_kernel_dim", 4, 1, 1 << 10);
   delta.joined_projections = joined_projections;
-  require(delta.num_value_heads % delta.num_key_heads == 0, "config.json: linear_num_value_heads = ",
-          delta.num_value_heads, " is not a multiple of linear_num_key_heads = ", delta.num_key_heads);
+  require(delta.num_value_heads % delta.num_key_heads == 0,
+          "config.json: linear_num_value_heads = ", delta.num_value_heads,
+          " is not a multiple of linear_num_key_heads = ", delta.num_key_heads);
   config.query_key_norm = config.attention_gate = config.norm_from_one = true;
   refuse_unless(fields, "attn_output_gate", true);
   read_attention_bias(fields, true, config);
@@ -168,8 +169,8 @@ void read_delta_hybrid(const ConfigFields& fields, bool joined_projections, Mode
   const auto interval = fields.integer("full_attention_interval", 4, 1);
   config.layers.resize(static_cast<size_t>(config.num_hidden_layers));
   for (size_t i = 0; i < config.layers.size(); ++i) {
-    const bool is_linear = types.empty() ? (static_cast<int64_t>(i) + 1) % interval != 0
-                                         : types[i] == "linear_attention";
+    const bool is_linear =
+        types.empty() ? (static_cast<int64_t>(i) + 1) % interval != 0 : types[i] == "linear_attention";
     config.layers[i].mixer = is_linear ? Mixer::kDeltaNet : Mixer::kAttention;
   }
 }

@@ -96,7 +96,8 @@ TensorMap load_weights(const CheckpointReader& reader, at::ScalarType dtype) {
   };
   const auto num_extra = std::erase_if(unexpected, is_extra);
   if (config.num_extra_layers > 0 || num_extra > 0) {
-    log::info(reader.path().string(), ": ", config.num_extra_layers, " layers for multi-token prediction are declared, ",
+    log::info(reader.path().string(), ": ", config.num_extra_layers,
+              " layers for multi-token prediction are declared, ",
               num_extra == 0 ? "their weights are not there" : concat("their ", num_extra, " tensors are left alone"));
   }
   require(unexpected.empty(), reader.path().string(), ": unexpected tensors: ", list_names(unexpected));

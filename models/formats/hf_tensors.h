@@ -21,8 +21,8 @@ class HfTensors {
 
   /// Names without the prefix that a multi-modal or headless folder puts before them; scales are part of their weight.
   const std::map<std::string, TensorInfo>& tensors() const { return infos_; }
-  /// Offers experts that are stacked in one tensor (gate_up_proj, down_proj: [experts, out, in]) as the separate ones that
-  /// the configuration has.
+  /// Offers experts that are stacked in one tensor (gate_up_proj, down_proj: [experts, out, in]) as the separate ones
+  /// that the configuration has.
   void split_stacked_experts(const ModelConfig& config);
   /// Tensors of a multi-modal folder that belong to no text model.
   const std::vector<std::string>& left_alone() const { return left_alone_; }

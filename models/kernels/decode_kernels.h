@@ -34,9 +34,9 @@ struct AttentionTask {
   int64_t num_heads = 0;
   int64_t head_size = 0;
   float scale = 1;
-  float* scores = nullptr;    // scratch [num_heads, scores_stride]
-  int64_t scores_stride = 0;  // >= length rounded up to 16
-  T* out = nullptr;           // [num_heads, head_size], dense
+  float* scores = nullptr;       // scratch [num_heads, scores_stride]
+  int64_t scores_stride = 0;     // >= length rounded up to 16
+  T* out = nullptr;              // [num_heads, head_size], dense
   const float* sinks = nullptr;  // [num_heads] logits that take part in the softmax and give nothing; may be null
 };
 

@@ -46,8 +46,8 @@ struct ElementKernels {
   void (*rms_norm)(const void* x, const void* residual, const void* weight, float offset, int64_t rows, int64_t width,
                    float eps, void* sum, void* y, float* inverse_rms);
   /// d_x = gradient of x (+ d_residual unless null); adds to d_weight [width] fp32.
-  void (*rms_norm_backward)(const void* d_y, const void* x, const void* weight, float offset,
-                            const float* inverse_rms, const void* d_residual, int64_t rows, int64_t width, void* d_x, float* d_weight);
+  void (*rms_norm_backward)(const void* d_y, const void* x, const void* weight, float offset, const float* inverse_rms,
+                            const void* d_residual, int64_t rows, int64_t width, void* d_x, float* d_weight);
   /// gate_up [rows, 2 size] -> silu(gate) * up [rows, size].
   void (*swiglu)(const void* gate_up, int64_t rows, int64_t size, void* product);
   void (*swiglu_backward)(const void* gate_up, const void* d_product, int64_t rows, int64_t size, void* product,

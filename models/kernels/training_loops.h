@@ -34,7 +34,8 @@ struct Loops {
   }
 
   static void rms_norm_backward(const void* d_y_v, const void* x_v, const void* weight_v, float offset,
-                                const float* inverse_rms, const void* d_residual_v, int64_t rows, int64_t width, void* d_x_v, float* d_weight) {
+                                const float* inverse_rms, const void* d_residual_v, int64_t rows, int64_t width,
+                                void* d_x_v, float* d_weight) {
     const T* weight = static_cast<const T*>(weight_v);
     for (int64_t row = 0; row < rows; ++row) {
       const T* x = static_cast<const T*>(x_v) + row * width;
@@ -53,8 +54,8 @@ struct Loops {
         const T* d_residual = static_cast<const T*>(d_residual_v) + row * width;
 #pragma omp simd
         for (int64_t i = 0; i < width; ++i) {
-          store(d_x + i,
-                scale * (to_float(d_y[i]) * (to_float(weight[i]) + offset) - to_float(x[i]) * mean) + to_float(d_residual[i]));
+          store(d_x + i, scale * (to_float(d_y[i]) * (to_float(weight[i]) + offset) - to_float(x[i]) * mean) +
+                             to_float(d_residual[i]));
         }
       } else {
 #pragma omp simd
@@ -98,8 +99,8 @@ struct Loops {
     }
   }
 
-  static void rope(void* buffer, int64_t rows, int64_t row_stride, int64_t num_heads, int64_t head_dim,
-                   int64_t rotated, bool interleaved, const float* table, float sign) {
+  static void rope(void* buffer, int64_t rows, int64_t row_stride, int64_t num_heads, int64_t head_dim, int64_t rotated,
+                   bool interleaved, const float* table, float sign) {
     const int64_t half = rotated / 2;
     for (int64_t row = 0; row < rows; ++row) {
       const float* cosines = table + row * rotated;

@@ -20,12 +20,12 @@ NormResult plain_rms_norm(const Tensor& x, const Tensor& residual, const Tensor&
   const Tensor sum = residual.defined() ? x + residual : x;
   const Tensor wide = sum.to(wide_type(x));
   const Tensor inverse_rms = (wide.square().mean(1) + eps).rsqrt();
-  return {(wide * inverse_rms.unsqueeze(1) * (weight.to(wide.scalar_type()) + offset)).to(x.scalar_type()), inverse_rms, sum};
+  return {(wide * inverse_rms.unsqueeze(1) * (weight.to(wide.scalar_type()) + offset)).to(x.scalar_type()), inverse_rms,
+          sum};
 }
 
 std::pair<Tensor, Tensor> plain_rms_norm_backward(const Tensor& d_y, const Tensor& x, const Tensor& weight,
-                                                  const Tensor& inverse_rms, const Tensor& d_residual,
-                                                  double offset) {
+                                                  const Tensor& inverse_rms, const Tensor& d_residual, double offset) {
   const auto type = wide_type(x);
   const Tensor normed = x.to(type) * inverse_rms.unsqueeze(1), wide_d_y = d_y.to(type);
   const Tensor d_normed = wide_d_y * (weight.to(type) + offset);
@@ -76,15 +76,14 @@ NormResult rms_norm(const Tensor& x_RD, const Tensor& residual_RD, const Tensor&
   const auto kernel = element_kernels(x).rms_norm;
   at::parallel_for(0, x.size(0), kRowsPerTask, [&](int64_t begin, int64_t end) {
     kernel(row_of(x, begin), residual.defined() ? row_of(residual, begin) : nullptr, weight.const_data_ptr(),
-           static_cast<float>(offset), end - begin, x.size(1), static_cast<float>(eps), mutable_row_of(sum, begin), mutable_row_of(y, begin),
-           inverse_rms.mutable_data_ptr<float>() + begin);
+           static_cast<float>(offset), end - begin, x.size(1), static_cast<float>(eps), mutable_row_of(sum, begin),
+           mutable_row_of(y, begin), inverse_rms.mutable_data_ptr<float>() + begin);
   });
   return {y, inverse_rms, sum};
 }
 
 std::pair<Tensor, Tensor> rms_norm_backward(const Tensor& d_y_RD, const Tensor& x_RD, const Tensor& weight_D,
-                                            const Tensor& inverse_rms_R, const Tensor& d_residual_RD,
-                                            double offset) {
+                                            const Tensor& inverse_rms_R, const Tensor& d_residual_RD, double offset) {
   if (!has_training_kernels(x_RD)) {
     return plain_rms_norm_backward(d_y_RD, x_RD, weight_D, inverse_rms_R, d_residual_RD, offset);
   }

@@ -32,8 +32,8 @@ Tensor swiglu(const Tensor& gate_up);
 /// {silu(gate) * up, gradient of gate_up}.
 std::pair<Tensor, Tensor> swiglu_backward(const Tensor& gate_up, const Tensor& d_product);
 
-/// Rotates the first `num_heads` heads of `head_dim` of every row of buffer [T, any] in place by table_Td (cosines, then
-/// sines): the first d dimensions of each, in pairs of one of each half or, interleaved, of neighbours.
+/// Rotates the first `num_heads` heads of `head_dim` of every row of buffer [T, any] in place by table_Td (cosines,
+/// then sines): the first d dimensions of each, in pairs of one of each half or, interleaved, of neighbours.
 void rope_(const Tensor& buffer, int64_t num_heads, int64_t head_dim, const Tensor& table_Td, bool interleaved,
            bool inverse);
 

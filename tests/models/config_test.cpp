@@ -25,7 +25,7 @@ bool same_model(const ModelConfig& a, const ModelConfig& b) {
                       config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.head_dim,
                       config.max_position_embeddings, config.rms_norm_eps, config.tie_word_embeddings,
                       config.attention_bias, config.attention_output_bias, config.mlp_bias, config.query_key_norm,
-                      config.num_labels, config.attention_windows, config.bos_token_id, config.eos_token_ids);
+                      config.num_labels, config.layers, config.bos_token_id, config.eos_token_ids);
   };
   return rest(a) == rest(b) && a.rope == b.rope;
 }

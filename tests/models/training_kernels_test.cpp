@@ -106,8 +106,7 @@ TEST_CASE("norm, SwiGLU and rope kernels agree with float64") {
                             scale.const_data_ptr<float>(), residual.const_data_ptr(), rows, width,
                             d_x.mutable_data_ptr(), d_weight.mutable_data_ptr<float>());
     const auto [d_x_wanted, d_weight_wanted] =
-        kernels::rms_norm_backward(wide(d_y), wide(sum), wide(weight), wanted.inverse_rms_R, wide(residual),
-                                   0.5);
+        kernels::rms_norm_backward(wide(d_y), wide(sum), wide(weight), wanted.inverse_rms_R, wide(residual), 0.5);
     CHECK(relative_difference(d_x, d_x_wanted) < tolerance);
     CHECK(relative_difference(d_weight, d_weight_wanted) < 2e-6);
 

@@ -13,8 +13,8 @@ void read(const ConfigFields& fields, ModelConfig& config) {
   latent.rotary_dim = fields.integer("qk_rope_head_dim", 64, 2);
   latent.value_dim = fields.integer("v_head_dim", 128, 1);
   require(config.num_key_value_heads == config.num_attention_heads,
-          "config.json: num_key_value_heads = ", config.num_key_value_heads, " differs from num_attention_heads = ",
-          config.num_attention_heads, ", which latent attention does not know");
+          "config.json: num_key_value_heads = ", config.num_key_value_heads,
+          " differs from num_attention_heads = ", config.num_attention_heads, ", which latent attention does not know");
   read_attention_bias(fields, true, config);
   config.rope_interleaved = fields.boolean("rope_interleave", true);
   config.head_dim = config.rotary_dim = latent.rotary_dim;

@@ -1,4 +1,5 @@
-// gpt-oss (OpenAI 2025): a learned sink in every head, windows in every second layer, clamped gated experts with biases.
+// gpt-oss (OpenAI 2025): a learned sink in every head, windows in every second layer, clamped gated experts with
+// biases.
 #include "models/families/family.h"
 
 namespace troupe {

@@ -23,14 +23,13 @@ void read(const ConfigFields& fields, ModelConfig& config) {
 }  // namespace
 
 const Family& mixtral_family() {
-  static const Family family = {.name = "mixtral",
-                                .model_types = {"mixtral"},
-                                .class_prefix = "Mixtral",
-                                .defaults = {{"max_position_embeddings", 131072},
-                                             {"num_key_value_heads", 8},
-                                             {"rms_norm_eps", 1e-5}},
-                                .rope_theta = 1000000,
-                                .read = read};
+  static const Family family = {
+      .name = "mixtral",
+      .model_types = {"mixtral"},
+      .class_prefix = "Mixtral",
+      .defaults = {{"max_position_embeddings", 131072}, {"num_key_value_heads", 8}, {"rms_norm_eps", 1e-5}},
+      .rope_theta = 1000000,
+      .read = read};
   return family;
 }
 

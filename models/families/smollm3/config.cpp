@@ -14,8 +14,8 @@ void read(const ConfigFields& fields, ModelConfig& config) {
   const auto window = fields.integer("sliding_window", 0, 0);
   for (size_t i = 0; i < config.layers.size(); ++i) {
     auto& layer = config.layers[i];
-    const bool slides = types.empty() ? flag && window > 0 && layer.rope == LayerRope::kNone
-                                      : types[i] == "sliding_attention";
+    const bool slides =
+        types.empty() ? flag && window > 0 && layer.rope == LayerRope::kNone : types[i] == "sliding_attention";
     if (!slides) continue;
     require(window > 0, "config.json: layer ", i, " is a sliding_attention layer, but sliding_window is missing");
     layer.window = window;
