@@ -49,12 +49,18 @@ TEST_CASE("attention kernels agree with the plain form, forward and backward") {
                                            {16, 7},
                                            {64, 64},
                                            {16, 65},
+                                           {12, -7},
+                                           {16, -64},
+                                           {16, -90},
                                            {16, 129},
                                            {12, 1000}}) {
       CAPTURE(head_dim);
       CAPTURE(window);
       PackedLayout layout{{{0, 70, -1}, {70, 1, 0}, {71, 64, 0}, {135, 5, -1}, {140, 150, -1}, {290, 33, 4}}, 323};
-      const kernels::AttentionShape shape{4, 2, head_dim, 1 / std::sqrt(static_cast<double>(head_dim)), window};
+      // A negative one stands for chunks of as many positions.
+      const double scale = 1 / std::sqrt(static_cast<double>(head_dim));
+      const kernels::AttentionShape shape{
+          4, 2, head_dim, scale, std::max<int64_t>(window, 0), std::max<int64_t>(-window, 0)};
       at::manual_seed(head_dim);
       const Tensor qkv = at::randn({layout.num_tokens, 8 * head_dim}).to(dtype);
       const Tensor d_output = at::randn({layout.num_tokens, 4 * head_dim}).to(dtype);
@@ -73,6 +79,7 @@ TEST_CASE("attention kernels agree with the plain form, forward and backward") {
       a.num_heads = 4, a.num_key_value_heads = 2, a.head_dim = head_dim;
       a.scale = static_cast<float>(shape.scale);
       if (window > 0) a.window = window;
+      if (window < 0) a.chunk = -window;
       const std::vector<std::vector<AttentionSegment>> trees = {
           {{0, 70, 0, 0}, {70, 1, 0, 70}, {71, 64, 0, 70}}, {{135, 5, 0, 0}}, {{140, 150, 0, 0}, {290, 33, 140, 150}}};
       for (int64_t g = 0; g < 2; ++g) {
@@ -120,13 +127,18 @@ TEST_CASE("norm, SwiGLU and rope kernels agree with float64") {
     CHECK(at::equal(product, again));
     CHECK(relative_difference(d_gate_up, d_gate_up_wanted) < tolerance);
 
-    const Tensor angles = at::rand({rows, 7}), table_Td = at::cat({angles.cos(), angles.sin()}, 1);
-    const Tensor rotated = x.clone(), rotated_wanted = wide(x);
-    table.rope(rotated.mutable_data_ptr(), rows, width, 3, 14, 14, false, table_Td.const_data_ptr<float>(), 1);
-    kernels::rope_(rotated_wanted, 3, 14, wide(table_Td), false, false);
-    CHECK(relative_difference(rotated, rotated_wanted) < tolerance);
-    table.rope(rotated.mutable_data_ptr(), rows, width, 3, 14, 14, false, table_Td.const_data_ptr<float>(), -1);
-    CHECK(relative_difference(rotated, x) < 2 * tolerance);
+    // Whole heads, and the first dimensions of each, in pairs of halves and of neighbours.
+    for (const auto& [rotated_dim, interleaved] : {std::pair{14, false}, {6, false}, {14, true}, {6, true}}) {
+      const Tensor angles = at::rand({rows, rotated_dim / 2}), table_Td = at::cat({angles.cos(), angles.sin()}, 1);
+      const Tensor rotated = x.clone(), rotated_wanted = wide(x);
+      table.rope(rotated.mutable_data_ptr(), rows, width, 3, 14, rotated_dim, interleaved,
+                 table_Td.const_data_ptr<float>(), 1);
+      kernels::rope_(rotated_wanted, 3, 14, wide(table_Td), interleaved, false);
+      CHECK(relative_difference(rotated, rotated_wanted) < tolerance);
+      table.rope(rotated.mutable_data_ptr(), rows, width, 3, 14, rotated_dim, interleaved,
+                 table_Td.const_data_ptr<float>(), -1);
+      CHECK(relative_difference(rotated, x) < 2 * tolerance);
+    }
   });
 }
 
