@@ -20,7 +20,7 @@ struct Sorted {
 Sorted sort_pairs(const Tensor& experts_TK, int64_t num_experts) {
   Sorted sorted;
   const Tensor flat = experts_TK.flatten();
-  sorted.order = std::get<1>(at::sort(flat, /*stable=*/true, 0));
+  sorted.order = std::get<1>(at::sort(flat, /*stable=*/std::optional<bool>(true), 0, /*descending=*/false));
   sorted.tokens = sorted.order.div(experts_TK.size(1), "floor");
   const Tensor ends = at::bincount(flat, {}, num_experts).cumsum(0).to(at::kCPU).contiguous();
   sorted.ends.assign(ends.const_data_ptr<int64_t>(), ends.const_data_ptr<int64_t>() + num_experts);
