@@ -147,7 +147,12 @@ RopeConfig parse_rope(const ConfigFields& fields, const RopeReading& reading) {
             "config.json: rope_parameters differ between kinds of layer, which is not supported for ",
             fields.model_type());
     where += is_local && own != &full ? ".sliding_attention" : ".full_attention";
-    return parse_dictionary(*own, where, around);
+    const auto rope = parse_dictionary(*own, where, around);
+    if (is_local && !reading.local_theta_key.empty() && reading.local_theta_key != "rope_theta") {
+      require(fields.number(reading.local_theta_key, rope.theta) == rope.theta,
+              "config.json: rope_parameters contradicts ", reading.local_theta_key);
+    }
+    return rope;
   }
   if (is_local) {  // never scaled
     RopeConfig rope;

@@ -26,7 +26,11 @@ class Decoder::Layer {
         context_(std::move(context)) {}
 
   Tensor run(const Tensor& x) const {
-    const Tensor mixer_input = names_.mixer_input_norm.empty() ? x : norm(x, names_.mixer_input_norm);
+    // The delta rule's decays are differences of sums of hundreds: in fp32 a last bit of its input can move an output
+    // that is nearly nothing, and the norm behind it, by more than all other roundings together. So that it moves as in
+    // the reference, the input is rounded as there.
+    const bool plainly = layer_.mixer == Mixer::kDeltaNet && x.scalar_type() == at::kFloat;
+    const Tensor mixer_input = names_.mixer_input_norm.empty() ? x : norm(x, names_.mixer_input_norm, plainly);
     const Tensor mixed = output_norm(mix(exchange_.enter(mixer_input)), names_.mixer_output_norm);
     if (names_.mlp_input_norm.empty()) {
       const Tensor sum = x + mixed;
@@ -41,8 +45,8 @@ class Decoder::Layer {
   const Tensor& get(const std::string& name) const { return decoder_.parameter(prefix_ + name); }
   Tensor maybe(const std::string& name) const { return decoder_.optional_parameter(prefix_ + name); }
   double norm_offset() const { return config_.norm_from_one ? 1 : 0; }
-  Tensor norm(const Tensor& x, const std::string& name) const {
-    return blocks::rms_norm(x, get(name + ".weight"), config_.rms_norm_eps, norm_offset());
+  Tensor norm(const Tensor& x, const std::string& name, bool plainly = false) const {
+    return blocks::rms_norm(x, get(name + ".weight"), config_.rms_norm_eps, norm_offset(), plainly);
   }
   Tensor output_norm(const Tensor& x, const std::string& name) const { return name.empty() ? x : norm(x, name); }
 

@@ -13,7 +13,7 @@ void join_gate_up(const DecodeKernels& kernels, const GateRule& rule, float* gat
     typed.swiglu(gate, up, columns, out);
     return;
   }
-  float exponents[kPanelColumns], product[kPanelColumns];
+  float exponents[kPanelColumns] = {}, product[kPanelColumns];
   if (rule.clamp_limit > 0) {
     for (int64_t i = 0; i < columns; ++i) gate[i] = std::min(gate[i], rule.clamp_limit);
     kernels.exp_into(gate, columns, -rule.swish_factor, 0.0f, exponents);

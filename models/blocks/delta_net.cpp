@@ -39,10 +39,12 @@ Tensor convolve(const Tensor& x_TC, const Tensor& weight_C1K, const PackedLayout
   const int64_t kernel = weight_C1K.size(2);
   const Tensor weight_KC = weight_C1K.squeeze(1).t();
   const Tensor padded = at::cat({x_TC, at::zeros({1, x_TC.size(1)}, x_TC.options())});
-  Tensor sum = x_TC * weight_KC[kernel - 1];
-  for (int64_t distance = 1; distance < kernel; ++distance) {
-    const Tensor before = padded.index_select(0, token_indices(tokens_before(layout, distance), x_TC));
-    sum = sum + before * weight_KC[kernel - 1 - distance];
+  Tensor sum;
+  for (int64_t distance = kernel - 1; distance >= 0; --distance) {  // the oldest first, as the engine has it
+    const Tensor before =
+        distance == 0 ? x_TC : padded.index_select(0, token_indices(tokens_before(layout, distance), x_TC));
+    const Tensor part = before * weight_KC[kernel - 1 - distance];
+    sum = sum.defined() ? sum + part : part;
   }
   return at::silu(sum);
 }
@@ -181,7 +183,8 @@ Tensor delta_net(const Tensor& x_TD, const DeltaWeights& weights, const DeltaCon
     return convolved.narrow(1, begin, count * size).view({num_tokens, count, size});
   };
   Inputs inputs;
-  inputs.query = unit(heads(0, config.num_key_heads, config.key_dim)) / std::sqrt(static_cast<double>(config.key_dim));
+  inputs.query =
+      unit(heads(0, config.num_key_heads, config.key_dim)) * (1 / std::sqrt(static_cast<double>(config.key_dim)));
   inputs.key = unit(heads(config.keys_size(), config.num_key_heads, config.key_dim));
   inputs.value = heads(2 * config.keys_size(), config.num_value_heads, config.value_dim);
   if (group > 1) {

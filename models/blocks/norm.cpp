@@ -10,8 +10,9 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
-  static Tensor forward(AutogradContext* context, const Tensor& x_TD, const Tensor& weight, double eps, double offset) {
-    const auto result = kernels::rms_norm(x_TD, {}, weight, eps, offset);
+  static Tensor forward(AutogradContext* context, const Tensor& x_TD, const Tensor& weight, double eps, double offset,
+                        bool plainly) {
+    const auto result = kernels::rms_norm(x_TD, {}, weight, eps, offset, plainly);
     context->saved_data["offset"] = offset;
     context->save_for_backward({x_TD, weight, result.inverse_rms_R});
     return result.y_RD;
@@ -21,7 +22,7 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
     const auto saved = context->get_saved_variables();
     const auto [d_x, d_weight] = kernels::rms_norm_backward(gradients[0], saved[0], saved[1], saved[2], {},
                                                             context->saved_data["offset"].toDouble());
-    return {d_x, d_weight, Tensor(), Tensor()};
+    return {d_x, d_weight, Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -44,8 +45,8 @@ struct AddRmsNormFunction : torch::autograd::Function<AddRmsNormFunction> {
 
 }  // namespace
 
-Tensor rms_norm(const Tensor& x_TD, const Tensor& weight_D, double eps, double offset) {
-  return RmsNormFunction::apply(x_TD, weight_D, eps, offset);
+Tensor rms_norm(const Tensor& x_TD, const Tensor& weight_D, double eps, double offset, bool plainly) {
+  return RmsNormFunction::apply(x_TD, weight_D, eps, offset, plainly);
 }
 
 std::pair<Tensor, Tensor> add_rms_norm(const Tensor& x_TD, const Tensor& residual_TD, const Tensor& weight_D,

@@ -68,8 +68,9 @@ const ElementKernels& element_kernels(const Tensor& x) {
   return x.scalar_type() == at::kFloat ? training_kernels().float32 : training_kernels().bfloat16;
 }
 
-NormResult rms_norm(const Tensor& x_RD, const Tensor& residual_RD, const Tensor& weight_D, double eps, double offset) {
-  if (!has_training_kernels(x_RD)) return plain_rms_norm(x_RD, residual_RD, weight_D, eps, offset);
+NormResult rms_norm(const Tensor& x_RD, const Tensor& residual_RD, const Tensor& weight_D, double eps, double offset,
+                    bool plainly) {
+  if (plainly || !has_training_kernels(x_RD)) return plain_rms_norm(x_RD, residual_RD, weight_D, eps, offset);
   const Tensor x = x_RD.contiguous(), residual = residual_RD.defined() ? residual_RD.contiguous() : residual_RD;
   const Tensor weight = weight_D.contiguous(), y = at::empty_like(x), sum = residual.defined() ? at::empty_like(x) : x;
   const Tensor inverse_rms = at::empty({x.size(0)}, x.options().dtype(at::kFloat));

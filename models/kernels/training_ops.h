@@ -18,9 +18,10 @@ struct NormResult {
   Tensor y_RD, inverse_rms_R;  // fp32 (float64 for float64)
   Tensor sum_RD;               // x + residual; x itself without residual
 };
-/// RMSNorm of x (+ residual where defined), times weight + offset.
+/// RMSNorm of x (+ residual where defined), times weight + offset. `plainly`: the squares are added up in the order of
+/// at::mean, in several passes.
 NormResult rms_norm(const Tensor& x_RD, const Tensor& residual_RD, const Tensor& weight_D, double eps,
-                    double offset = 0);
+                    double offset = 0, bool plainly = false);
 
 /// {gradient of x (+ d_residual where defined), gradient of the weight}.
 std::pair<Tensor, Tensor> rms_norm_backward(const Tensor& d_y_RD, const Tensor& x_RD, const Tensor& weight_D,

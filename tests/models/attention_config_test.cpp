@@ -116,12 +116,12 @@ TEST_CASE("rope settings that make no sense are named") {
 
 TEST_CASE("scaled rope is written in both forms and reads back") {
   const json four = {1.0, 1.5, 2.0, 2.5};
-  for (const json scaling : {json{{"rope_type", "yarn"}, {"factor", 4}, {"mscale", 1}, {"mscale_all_dim", 0.8}},
-                             json{{"rope_type", "dynamic"}, {"factor", 2}},
-                             json{{"rope_type", "longrope"},
-                                  {"short_factor", four},
-                                  {"long_factor", four},
-                                  {"original_max_position_embeddings", 16}}}) {
+  for (const json& scaling : {json{{"rope_type", "yarn"}, {"factor", 4}, {"mscale", 1}, {"mscale_all_dim", 0.8}},
+                              json{{"rope_type", "dynamic"}, {"factor", 2}},
+                              json{{"rope_type", "longrope"},
+                                   {"short_factor", four},
+                                   {"long_factor", four},
+                                   {"original_max_position_embeddings", 16}}}) {
     CAPTURE(scaling.dump());
     auto config = small_config("llama");
     config["rope_scaling"] = scaling;

@@ -152,7 +152,11 @@ TEST_CASE("a text model inside a multi-modal configuration") {
 }
 
 TEST_CASE("B058 llama3 rope scaling is honoured and unknown kinds are refused") {
-  RopeConfig rope{"llama3", 500000, 32, 1, 4, 8192};
+  RopeConfig rope;
+  rope.kind = "llama3";
+  rope.theta = 500000;
+  rope.factor = 32;
+  rope.original_max_position_embeddings = 8192;
   const auto scaled = rope_inverse_frequencies(rope, 64);
   rope.kind = "default";
   const auto plain = rope_inverse_frequencies(rope, 64);

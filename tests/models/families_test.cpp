@@ -30,7 +30,7 @@ std::vector<std::string> family_folders() {
 
 ModelConfig with(const std::string& folder, const json& changes, const std::vector<std::string>& without = {}) {
   auto config = config_of(folder);
-  config.update(changes);
+  if (!changes.is_null()) config.update(changes);
   for (const auto& key : without) config.erase(key);
   return parse_model_config(config);
 }
@@ -122,6 +122,7 @@ TEST_CASE("what a family does not know is refused by name") {
                  "linear_attention"));
   CHECK(contains(refusal("smollm3", {{"num_experts", 4}}), "num_experts"));
   CHECK(contains(refusal("smollm3", {{"no_rope_layers", {1}}}), "no_rope_layers"));
+  CHECK(contains(refusal("gemma3", {{"rope_local_base_freq", 500.0}}), "rope_local_base_freq"));
 }
 
 TEST_CASE("every family: prompts that completions share give the numbers and gradients of separate rows") {
