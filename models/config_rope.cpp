@@ -135,6 +135,11 @@ RopeConfig parse_rope(const ConfigFields& fields, const RopeReading& reading) {
   const auto* scaling = fields.find("rope_scaling");
   std::string where = "rope_parameters";
   const bool is_local = reading.layer_type == "sliding_attention";
+  const auto check_older_form = [&](const RopeConfig& rope) {
+    const bool contradicted = (scaling != nullptr && parse_dictionary(*scaling, "rope_scaling", around) != rope) ||
+                              fields.number("rope_theta", rope.theta) != rope.theta;
+    require(!contradicted, "config.json: rope_parameters contradicts rope_theta or rope_scaling");
+  };
   if (parameters != nullptr && parameters->is_object() && parameters->contains("full_attention")) {
     const auto& full = (*parameters)["full_attention"];
     const auto* own = &full;
@@ -148,7 +153,9 @@ RopeConfig parse_rope(const ConfigFields& fields, const RopeReading& reading) {
             fields.model_type());
     where += is_local && own != &full ? ".sliding_attention" : ".full_attention";
     const auto rope = parse_dictionary(*own, where, around);
-    if (is_local && !reading.local_theta_key.empty() && reading.local_theta_key != "rope_theta") {
+    if (!is_local) {
+      check_older_form(rope);
+    } else if (!reading.local_theta_key.empty() && reading.local_theta_key != "rope_theta") {
       require(fields.number(reading.local_theta_key, rope.theta) == rope.theta,
               "config.json: rope_parameters contradicts ", reading.local_theta_key);
     }
@@ -162,9 +169,7 @@ RopeConfig parse_rope(const ConfigFields& fields, const RopeReading& reading) {
   }
   if (parameters != nullptr) {
     const auto rope = parse_dictionary(*parameters, where, around);
-    const bool contradicted = (scaling != nullptr && parse_dictionary(*scaling, "rope_scaling", around) != rope) ||
-                              fields.number("rope_theta", rope.theta) != rope.theta;
-    require(!contradicted, "config.json: rope_parameters contradicts rope_theta or rope_scaling");
+    check_older_form(rope);
     return rope;
   }
   return parse_dictionary(scaling == nullptr ? reading.scaling : *scaling, "rope_scaling", around);

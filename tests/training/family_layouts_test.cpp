@@ -100,17 +100,15 @@ TEST_CASE("every family trains as on one rank over the layouts it allows, and th
     CHECK(reference.norms[1] > 0);
     const auto check = [&](const MeshDegrees& degrees, const std::string& recompute) {
       const auto what = concat(family.name, " over ", describe(degrees), ", recompute ", recompute);
-      CHECK_NOTHROW(with_mesh(degrees, config, family_options(recompute), weights,
-                              [&](Learner& learner, const RankGroups& groups) {
-                                const auto got =
-                                    take_steps(learner, weights, groups.data_rank(), groups.num_data_ranks());
-                                check_equal(got, reference, what);
-                              }));
+      CHECK_NOTHROW(with_mesh(
+          degrees, config, family_options(recompute), weights, [&](Learner& learner, const RankGroups& groups) {
+            const auto got = take_steps(learner, weights, groups.data_rank(), groups.num_data_ranks());
+            check_equal(got, reference, what);
+          }));
     };
     const auto refuse = [&](const MeshDegrees& degrees, const char* reason) {
-      CHECK_THROWS_WITH_AS(
-          with_mesh(degrees, config, family_options(), weights, [](Learner&, const RankGroups&) {}),
-          doctest::Contains(reason), UsageError);
+      CHECK_THROWS_WITH_AS(with_mesh(degrees, config, family_options(), weights, [](Learner&, const RankGroups&) {}),
+                           doctest::Contains(reason), UsageError);
     };
     check({.shard = 2}, "full");
     check({.pipeline = 2}, "selective");
