@@ -1,9 +1,9 @@
 // One GRPO step of every family: the engine samples groups, the learner steps, the engine takes the new weights.
 // Sampler and trainer agree before and after (invariant 6), experts' routing included.
 #include <cmath>
-#include <filesystem>
 
 #include "models/formats/checkpoint_reader.h"
+#include "tests/models/family_folders.h"
 #include "tests/rollout/engine_helpers.h"
 #include "tests/training/learner_support.h"
 
@@ -23,11 +23,9 @@ std::vector<Trajectory> sample_groups(Engine& engine) {
 }  // namespace
 
 TEST_CASE("every family makes a GRPO step on what its sampler gave, and both sides agree before and after") {
-  const std::filesystem::path models = TROUPE_SOURCE_DIR "/tests/fixtures/models";
-  for (const char* name : {"smollm3", "olmo3", "gemma3", "mixtral", "qwen3_moe", "gpt_oss", "glm4_moe", "deepseek_v3",
-                           "llama4", "qwen3_next", "qwen3_5"}) {
+  for (const auto& name : testing::family_folders()) {
     CAPTURE(name);
-    const auto reader = open_checkpoint(models / name);
+    const auto reader = open_checkpoint(testing::family_fixtures() / name);
     const auto& config = reader->config();
     const auto weights = load_weights(*reader, at::kFloat);
     EngineOptions engine_options = small_options();

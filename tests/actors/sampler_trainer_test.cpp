@@ -4,6 +4,7 @@
 
 #include "models/decoder.h"
 #include "models/formats/checkpoint_reader.h"
+#include "tests/models/family_folders.h"
 #include "tests/rollout/engine_helpers.h"
 #include "training/log_probs.h"
 
@@ -99,11 +100,9 @@ TEST_CASE("sampler and trainer agree within 5e-5 at most and 5e-6 on average in 
 }
 
 TEST_CASE("sampler and trainer agree on the fixture of every family, in batches of mixed lengths") {
-  const std::filesystem::path models = TROUPE_SOURCE_DIR "/tests/fixtures/models";
-  for (const char* name : {"smollm3", "olmo3", "gemma3", "mixtral", "qwen3_moe", "gpt_oss", "glm4_moe", "deepseek_v3",
-                           "llama4", "qwen3_next", "qwen3_5"}) {
+  for (const auto& name : testing::family_folders()) {
     CAPTURE(name);
-    const auto reader = open_checkpoint(models / name);
+    const auto reader = open_checkpoint(testing::family_fixtures() / name);
     const auto& config = reader->config();
     const WeightSnapshot snapshot{0, load_weights(*reader, at::kFloat)};
     Decoder decoder(config);

@@ -6,6 +6,7 @@
 #include "models/decoder.h"
 #include "models/formats/checkpoint_reader.h"
 #include "tests/doctest.h"
+#include "tests/models/family_folders.h"
 #include "tests/models/format_helpers.h"
 #include "tests/models/tiny_model.h"
 
@@ -16,16 +17,11 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const fs::path kModels = TROUPE_SOURCE_DIR "/tests/fixtures/models";
+const fs::path kModels = testing::family_fixtures();
 
 json config_of(const std::string& folder) {
   std::ifstream file(kModels / folder / "config.json");
   return json::parse(file);
-}
-
-std::vector<std::string> family_folders() {
-  return {"smollm3",  "olmo3",       "gemma3", "mixtral",    "qwen3_moe", "gpt_oss",
-          "glm4_moe", "deepseek_v3", "llama4", "qwen3_next", "qwen3_5"};
 }
 
 ModelConfig with(const std::string& folder, const json& changes, const std::vector<std::string>& without = {}) {
@@ -132,7 +128,7 @@ TEST_CASE("every family: prompts that completions share give the numbers and gra
   const auto part = [&](int64_t begin, int64_t count) { return tokens.narrow(0, begin, count); };
   const Tensor separate = at::cat({part(0, 11), part(11, 4), part(0, 11), part(15, 7), part(22, 9)});
   const auto layout = testing::documents({15, 18, 9});
-  for (const auto& folder : family_folders()) {
+  for (const auto& folder : testing::family_folders()) {
     CAPTURE(folder);
     const auto config = parse_model_config(config_of(folder));
     auto weights = double_weights(folder);

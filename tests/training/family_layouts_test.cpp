@@ -1,9 +1,8 @@
 // Every family over the layouts that docs/models.md allows it, against one rank, in float64; the others are refused
 // with the reason.
-#include <filesystem>
-
 #include "models/formats/checkpoint_reader.h"
 #include "tests/doctest.h"
+#include "tests/models/family_folders.h"
 #include "tests/training/learner_support.h"
 
 namespace troupe {
@@ -87,10 +86,10 @@ void check_equal(const Steps& got, const Steps& expected, const std::string& wha
 }  // namespace
 
 TEST_CASE("every family trains as on one rank over the layouts it allows, and the others are refused by reason") {
+  CHECK(std::size(kFamilies) == family_folders().size());
   for (const auto& family : kFamilies) {
     CAPTURE(family.name);
-    const auto folder = std::filesystem::path(TROUPE_SOURCE_DIR) / "tests/fixtures/models" / family.name;
-    const auto reader = open_checkpoint(folder);
+    const auto reader = open_checkpoint(family_fixtures() / family.name);
     const auto& config = reader->config();
     const auto weights = load_weights(*reader, at::kFloat);
     Steps reference;
