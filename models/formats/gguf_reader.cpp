@@ -5,34 +5,12 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "models/formats/dequantise.h"
-#include "models/formats/gguf_header.h"
+#include "models/formats/gguf_architecture.h"
 #include "models/formats/gguf_tokenizer.h"
 #include "models/formats/load_buffer.h"
 
 namespace troupe {
 namespace {
-
-/// Hugging Face name of a GGUF tensor, "" where it has none in these families.
-std::string hugging_face_name(const std::string& name) {
-  static const std::map<std::string, std::string> outside = {{"token_embd.weight", "model.embed_tokens.weight"},
-                                                             {"output_norm.weight", "model.norm.weight"},
-                                                             {"output.weight", "lm_head.weight"}};
-  static const std::map<std::string, std::string> inside = {
-      {"attn_norm", "input_layernorm"},    {"attn_q", "self_attn.q_proj"},
-      {"attn_k", "self_attn.k_proj"},      {"attn_v", "self_attn.v_proj"},
-      {"attn_output", "self_attn.o_proj"}, {"attn_q_norm", "self_attn.q_norm"},
-      {"attn_k_norm", "self_attn.k_norm"}, {"ffn_norm", "post_attention_layernorm"},
-      {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
-      {"ffn_down", "mlp.down_proj"}};
-  if (const auto found = outside.find(name); found != outside.end()) return found->second;
-  if (!name.starts_with("blk.")) return "";
-  const auto layer_end = name.find('.', 4);
-  const auto part_end = name.rfind('.');
-  if (layer_end == std::string::npos || part_end <= layer_end) return "";
-  const auto found = inside.find(name.substr(layer_end + 1, part_end - layer_end - 1));
-  if (found == inside.end()) return "";
-  return "model.layers." + name.substr(4, layer_end - 4) + "." + found->second + name.substr(part_end);
-}
 
 /// Llama 3's rotary scaling is stored as its result, one divisor per frequency; the configuration needs its cause.
 RopeConfig rope_from_divisors(const RopeConfig& plain, const std::vector<float>& divisors, int64_t head_dim,
@@ -87,9 +65,7 @@ class GgufReader final : public CheckpointReader {
  public:
   explicit GgufReader(const std::filesystem::path& path) : path_(first_gguf_part(path)) {
     parts_.push_back(std::make_unique<GgufPart>(path_));
-    architecture_ = header().text("general.architecture");
-    require(architecture_ == "llama" || architecture_ == "qwen2" || architecture_ == "qwen3", path_.string(),
-            ": GGUF architecture \"", architecture_, "\" is not supported; supported are llama, qwen2, qwen3");
+    architecture_ = &find_gguf_architecture(header());
     open_other_parts();
     for (const auto& part : parts_) add_tensors(part->header);
     int64_t num_tensors = 0;
@@ -128,11 +104,13 @@ class GgufReader final : public CheckpointReader {
   Tensor read(const std::string& name, at::ScalarType dtype) const override {
     const auto found = stored_.find(name);
     require(found != stored_.end(), path_.string(), ": no tensor \"", name, "\"");
-    auto result = unpack(*found->second, dtype);
+    const bool is_shifted = architecture_->norm_offset != 0 && name.ends_with("norm.weight");
+    auto result = unpack(*found->second, is_shifted ? at::kFloat : dtype);
+    if (is_shifted) result = result.sub_(architecture_->norm_offset).to(dtype);
     MappedFile::release_pages(std::as_bytes(std::span(found->second->bytes)));
     const bool is_query = name.find(".self_attn.q_proj.") != std::string::npos;
     const bool is_key = name.find(".self_attn.k_proj.") != std::string::npos;
-    if (architecture_ != "llama" || !(is_query || is_key)) return result;
+    if (!architecture_->pairs_heads || !(is_query || is_key)) return result;
     const auto heads = is_query ? config_.num_attention_heads : config_.num_key_value_heads;
     require(result.size(0) == heads * config_.head_dim, path_.string(), ": tensor \"", name, "\" has ", result.size(0),
             " rows, not ", heads, " heads of ", config_.head_dim);
@@ -189,7 +167,7 @@ class GgufReader final : public CheckpointReader {
         rope_divisors_ = &tensor;
         continue;
       }
-      const auto own_name = hugging_face_name(name);
+      const auto own_name = architecture_->hugging_face_name(name);
       const auto& known_name = own_name.empty() ? name : own_name;
       require(!stored_.contains(known_name), path_.string(), ": tensor \"", name, "\" is given twice");
       tensors_[known_name] = {tensor.shape, tensor.type->name};
@@ -197,25 +175,27 @@ class GgufReader final : public CheckpointReader {
     }
   }
 
+  /// A key of the architecture's own metadata.
+  std::string name_of(const std::string& key) const { return architecture_->name + "." + key; }
   int64_t architecture_integer(const std::string& key, std::optional<int64_t> fallback = std::nullopt) const {
-    return header().integer(architecture_ + "." + key, fallback);
+    return header().integer(name_of(key), fallback);
   }
 
   void make_config() {
     require(
         tensors_.contains("model.embed_tokens.weight") && tensors_.at("model.embed_tokens.weight").shape.size() == 2,
         path_.string(), ": no tensor token_embd.weight");
-    require(architecture_integer("expert_count", 0) == 0, path_.string(), ": ", architecture_,
+    require(architecture_integer("expert_count", 0) == 0, path_.string(), ": ", architecture_->name,
             ".expert_count: experts are not supported");
     const auto heads = architecture_integer("attention.head_count");
     const auto hidden = architecture_integer("embedding_length");
-    require(heads > 0, path_.string(), ": ", architecture_, ".attention.head_count = ", heads);
+    require(heads > 0, path_.string(), ": ", architecture_->name, ".attention.head_count = ", heads);
     const auto head_dim = architecture_integer("attention.key_length", hidden / heads);
-    require(architecture_integer("attention.value_length", head_dim) == head_dim, path_.string(), ": ", architecture_,
-            ".attention.value_length differs from key_length, which is not supported");
-    require(architecture_integer("rope.dimension_count", head_dim) == head_dim, path_.string(), ": ", architecture_,
-            ".rope.dimension_count differs from the head size, which is not supported");
-    nlohmann::json json = {{"model_type", architecture_},
+    require(architecture_integer("attention.value_length", head_dim) == head_dim, path_.string(), ": ",
+            architecture_->name, ".attention.value_length differs from key_length, which is not supported");
+    require(architecture_integer("rope.dimension_count", head_dim) == head_dim, path_.string(), ": ",
+            architecture_->name, ".rope.dimension_count differs from the head size, which is not supported");
+    nlohmann::json json = {{"model_type", architecture_->model_type},
                            {"vocab_size", tensors_.at("model.embed_tokens.weight").shape.front()},
                            {"hidden_size", hidden},
                            {"intermediate_size", architecture_integer("feed_forward_length")},
@@ -225,25 +205,25 @@ class GgufReader final : public CheckpointReader {
                            {"head_dim", head_dim},
                            {"hidden_act", "silu"},
                            {"max_position_embeddings", architecture_integer("context_length")},
-                           {"rms_norm_eps", header().number(architecture_ + ".attention.layer_norm_rms_epsilon")},
+                           {"rms_norm_eps", header().number(name_of("attention.layer_norm_rms_epsilon"))},
                            {"tie_word_embeddings", !tensors_.contains("lm_head.weight")}};
     const bool has_query_bias = tensors_.contains("model.layers.0.self_attn.q_proj.bias");
     const bool has_output_bias = tensors_.contains("model.layers.0.self_attn.o_proj.bias");
-    if (architecture_ != "qwen2") json["attention_bias"] = has_query_bias && has_output_bias;
-    if (architecture_ == "llama") json["mlp_bias"] = tensors_.contains("model.layers.0.mlp.gate_proj.bias");
+    if (architecture_->says_attention_bias) json["attention_bias"] = has_query_bias && has_output_bias;
+    if (architecture_->says_mlp_bias) json["mlp_bias"] = tensors_.contains("model.layers.0.mlp.gate_proj.bias");
     for (const auto& [key, source] : {std::pair("bos_token_id", "tokenizer.ggml.bos_token_id"),
                                       std::pair("eos_token_id", "tokenizer.ggml.eos_token_id"),
                                       std::pair("pad_token_id", "tokenizer.ggml.padding_token_id")}) {
       if (header().contains(source)) json[key] = header().integer(source);
     }
-    json["rope_theta"] = header().number(architecture_ + ".rope.freq_base", 10000.0);
-    const auto scaling = header().text(architecture_ + ".rope.scaling.type", "none");
+    json["rope_theta"] = header().number(name_of("rope.freq_base"), 10000.0);
+    const auto scaling = header().text(name_of("rope.scaling.type"), "none");
     if (scaling != "none") {
-      json["rope_scaling"] = {{"rope_type", scaling},
-                              {"factor", header().number(architecture_ + ".rope.scaling.factor", 1.0)}};
+      json["rope_scaling"] = {{"rope_type", scaling}, {"factor", header().number(name_of("rope.scaling.factor"), 1.0)}};
       const auto original = architecture_integer("rope.scaling.original_context_length", 0);
       if (original > 0) json["rope_scaling"]["original_max_position_embeddings"] = original;
     }
+    if (architecture_->add_to_config != nullptr) architecture_->add_to_config(header(), json);
     try {
       config_ = parse_model_config(json);
     } catch (const Error& error) {
@@ -260,7 +240,7 @@ class GgufReader final : public CheckpointReader {
   std::filesystem::path path_;
   std::vector<std::unique_ptr<GgufPart>> parts_;  // the first one holds the metadata
   const GgufTensor* rope_divisors_ = nullptr;
-  std::string architecture_;
+  const GgufArchitecture* architecture_ = nullptr;
   ModelConfig config_;
   std::map<std::string, TensorInfo> tensors_;
   std::map<std::string, const GgufTensor*> stored_;

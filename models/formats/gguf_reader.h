@@ -5,8 +5,8 @@
 
 namespace troupe {
 
-/// Architectures llama, qwen2, qwen3. Of a split model ("x-00001-of-00003.gguf") every part is opened, whichever `path`
-/// names. Throws Error naming the file and what in it is missing or not supported.
+/// Architectures llama, qwen2, qwen3, gemma3 (gguf_architecture.h). Of a split model ("x-00001-of-00003.gguf") every
+/// part is opened, whichever `path` names. Throws Error naming the file and what in it is missing or not supported.
 std::unique_ptr<CheckpointReader> open_gguf(const std::filesystem::path& path);
 
 /// The first part of the split model that `path` belongs to; `path` itself where its name is not one of a part.
