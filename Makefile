@@ -5,6 +5,7 @@ JOBS ?= $(shell nproc)
 export CCACHE_SLOPPINESS := pch_defines,time_macros
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR := 1
+export CCACHE_PCH_EXTSUM := 1
 
 .PHONY: help deps build run pretrain test lint format soak soak-faults bench cuda install clean
 

@@ -58,4 +58,9 @@ function(troupe_precompiled_torch)
   target_link_libraries(troupe_torch_pch PRIVATE $<BUILD_INTERFACE:troupe_flags> Torch::cpu)
   target_include_directories(troupe_torch_pch PRIVATE "${PROJECT_SOURCE_DIR}")
   target_precompile_headers(troupe_torch_pch PRIVATE "${PROJECT_SOURCE_DIR}/models/torch.h")
+  # What ccache takes for the header (CCACHE_PCH_EXTSUM): its bytes hold the build folder's path, so that the CUDA build
+  # would compile every source of the CPU's once more.
+  file(SHA256 "${PROJECT_SOURCE_DIR}/models/torch.h" header)
+  file(SHA256 "${TROUPE_TORCH_ROOT}/include/torch/csrc/api/include/torch/version.h" torch)
+  file(WRITE "${CMAKE_BINARY_DIR}/CMakeFiles/troupe_torch_pch.dir/cmake_pch.hxx.gch.sum" "${header} ${torch}\n")
 endfunction()
