@@ -274,6 +274,17 @@ std::map<uint64_t, std::vector<uint64_t>> finished_samples(const GroupBufferOpti
   return finished;
 }
 
+bool lacks_reference(const GroupBufferOptions& options, std::string_view saved,
+                     const std::vector<uint64_t>& live_groups) {
+  if (saved.empty()) return false;
+  GroupBuffer buffer(options);
+  buffer.load(std::as_bytes(std::span(saved)), live_groups);
+  for (const auto& [id, group] : buffer.groups())
+    for (const auto& [sample, trajectory] : group.samples)
+      if (trajectory.reference_log_probs.empty()) return true;
+  return false;
+}
+
 int64_t GroupBuffer::num_waiting() const {
   return std::count_if(groups_.begin(), groups_.end(), [](const auto& entry) { return entry.second.complete(); });
 }

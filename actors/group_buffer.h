@@ -124,6 +124,10 @@ std::map<uint64_t, std::vector<uint64_t>> finished_samples(const GroupBufferOpti
                                                            const std::vector<uint64_t>& live_groups,
                                                            int64_t num_samples_per_group);
 
+/// True where a saved buffer holds samples of live groups that no reference has judged.
+bool lacks_reference(const GroupBufferOptions& options, std::string_view saved,
+                     const std::vector<uint64_t>& live_groups);
+
 /// True where the graded samples all have one reward: nothing to learn from. Groups of one sample are never constant.
 bool has_zero_variance(const BufferedGroup& group);
 

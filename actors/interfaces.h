@@ -140,8 +140,10 @@ using shard_actor = caf::typed_actor<
 using critic_actor = caf::typed_actor<
     // Builds and loads the model; answers with a description (JSON).
     caf::replies_to<atom::load>::with<std::string>,
-    // The batch of this step (pack_trajectories); answers with the values of its tokens, in order, as floats.
-    caf::replies_to<atom::judge, int64_t, Packed>::with<Packed>,
+    // A piece of the batch of this step (pack_trajectories): its number, of so many; answers with its number.
+    caf::replies_to<atom::store, int64_t, int32_t, int32_t, Packed>::with<int32_t>,
+    // Answers with the values of the tokens of that piece, in order, as floats, once all pieces are here.
+    caf::replies_to<atom::judge, int64_t, int32_t>::with<Packed>,
     // One update towards the returns of that batch, with this KL coefficient in its rewards; metrics (JSON).
     caf::replies_to<atom::train, int64_t, double>::with<std::string>,
     // Writes its checkpoint of this step, whole before it answers.
@@ -155,6 +157,8 @@ using trainer_actor = caf::typed_actor<
     caf::reacts_to<atom::next>,
     // The critic of another process is ready. Told by its guest; one that comes while there is one is not heard.
     caf::reacts_to<atom::arrive, caf::strong_actor_ptr>,
+    // The user wants to stop: no critic is waited for any more. A run under way hears it from the run control.
+    caf::reacts_to<atom::interrupt>,
     // INTERNAL: patience with the critic's coming is at its end.
     caf::reacts_to<atom::overdue>>;
 
@@ -207,7 +211,7 @@ using reporter_actor = caf::typed_actor<
     // INTERNAL: the next look.
     caf::reacts_to<atom::next>>;
 
-/// Supervisor: starts everybody, restarts rollout and reward, ends the run.
+/// Supervisor: starts everybody, restarts rollout, reward and reference, ends the run.
 using supervisor_actor = caf::typed_actor<
     // Answers when the run is over: exit code and cause ("" where there is none).
     caf::replies_to<atom::ended>::with<int32_t, std::string>,

@@ -1,6 +1,7 @@
 #include "actors/judge_shards.h"
 
 #include "actors/run_checkpoint.h"
+#include "base/log.h"
 
 namespace troupe {
 namespace {
@@ -15,7 +16,10 @@ class CriticShard : public ShardWork {
   nlohmann::json load() override {
     learner_.emplace(setup_.model->config(), groups_, setup_.options);
     learner_->load([this](const std::string& name) { return setup_.model->read(name); });
-    if (!setup_.resume_from.empty()) load_checkpoint(read_checkpoint(setup_.resume_from).path, *learner_);
+    if (!setup_.resume_from.empty()) {
+      load_checkpoint(read_checkpoint(setup_.resume_from).path, *learner_);
+      if (groups_.world().rank() == 0) log::info("the critic goes on from ", setup_.resume_from.string());
+    }
     writer_.emplace(groups_.copy(),
                     CheckpointWriterOptions{.is_async = false, .timeout = setup_.limit, .on_written = nullptr});
     return {{"parameters", setup_.model->config().num_parameters()}};
@@ -29,9 +33,9 @@ class CriticShard : public ShardWork {
 
   nlohmann::json save(int64_t step, const StepDecision&) override {
     if (!groups_.is_first_replica()) return nlohmann::json::object();
-    // One more than the policy keeps: the policy's checkpoint of this step is not whole yet, and until it is, a resume
-    // takes the one before it.
-    const auto keep = setup_.keep_latest_k > 0 ? setup_.keep_latest_k + 1 : 0;
+    // More than the policy keeps: its checkpoint of this step is not whole yet, where it saves in the background that
+    // before it may not be either, and until they are, a resume takes an older one.
+    const auto keep = setup_.keep_latest_k > 0 ? setup_.keep_latest_k + (setup_.save_async ? 2 : 1) : 0;
     save_checkpoint({setup_.folder / "checkpoints", step, "{}", "", keep}, *learner_, groups_, *writer_);
     return nlohmann::json::object();
   }

@@ -16,11 +16,11 @@ class Desk {
  public:
   using Done = std::function<void(const Trajectory& judged)>;
 
-  Desk(Pointer self, ReferenceSetup setup)
+  /// `fail` ends the owner.
+  Desk(Pointer self, ReferenceSetup setup, std::function<void(const std::string& cause)> fail)
       : max_samples_(setup.max_samples),
         shards_(
-            self, std::move(setup.shards), [] { return std::string("reference"); },
-            [self](const std::string& cause) { self->quit(caf::make_error(ec::failed, "reference: " + cause)); }) {
+            self, std::move(setup.shards), [] { return std::string("reference"); }, std::move(fail)) {
     self->set_down_handler([this](const caf::down_msg& down) { shards_.fell(down); });
   }
 
@@ -34,6 +34,8 @@ class Desk {
         },
         atom::load_v);
   }
+
+  void end(std::function<void()> ended) { shards_.end(std::move(ended)); }
 
   void add(Trajectory sample, Done done) {
     waiting_.push_back({std::move(sample), std::move(done)});
@@ -96,7 +98,9 @@ class ReferenceState {
   sample_store_actor::behavior_type start(sample_store_actor next, ReferenceSetup setup) {
     next_ = std::move(next);
     limit_ = setup.shards.limit;
-    desk_.emplace(self_, std::move(setup));
+    desk_.emplace(self_, std::move(setup), [this](const std::string& cause) {
+      self_->quit(caf::make_error(ec::failed, "reference: " + cause));
+    });
     desk_->load([] {});
     return {[this](atom::store, const Packed& packed) {
       return with_sample<int32_t>(packed, [&](Trajectory sample) {
@@ -132,7 +136,9 @@ class ReferenceGraderState {
   explicit ReferenceGraderState(Pointer self) : self_(self) {}
 
   grader_actor::behavior_type start(ReferenceSetup setup, std::function<void()> loaded) {
-    desk_.emplace(self_, std::move(setup));
+    desk_.emplace(self_, std::move(setup),
+                  [this](const std::string& cause) { end(caf::make_error(ec::failed, "reference: " + cause)); });
+    self_->set_exit_handler([this](caf::exit_msg& exit) { end(exit.reason); });
     desk_->load(std::move(loaded));
     return {[this](atom::score, const Packed& packed) {
       return with_sample<Packed>(packed, [&](Trajectory sample) {
@@ -144,8 +150,15 @@ class ReferenceGraderState {
   }
 
  private:
+  /// Once every rank is down: whoever watches it learns whether one of them hangs, and what it holds of the machine.
+  void end(const caf::error& reason) {
+    if (std::exchange(is_ending_, true)) return;
+    desk_->end([this, reason] { self_->quit(reason); });
+  }
+
   Pointer self_;
   std::optional<Desk<Pointer>> desk_;
+  bool is_ending_ = false;
 };
 
 }  // namespace

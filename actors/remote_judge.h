@@ -13,6 +13,7 @@ struct JudgeSettings {
   std::string folder;       // of the run, absolute: a critic keeps its checkpoints in it
   std::string resume_from;  // the policy's checkpoint, or ""
   std::string weights_id;   // of the model that the run means
+  std::string dtype;        // that the run computes in: "auto" may mean another on this processor
   double lost_after_s = 10;
   bool operator==(const JudgeSettings&) const = default;
 };

@@ -180,7 +180,7 @@ class RewardPoolState {
       return;
     }
     const Question question(*self_, setup_.role, "the buffer", "store");
-    self_->request(next_, setup_.limit, atom::store_v, graded)
+    self_->request(next_, setup_.store_limit, atom::store_v, graded)
         .then([promise = job.promise](int32_t result) mutable { promise.deliver(result); },
               [this, promise = job.promise, question](const caf::error& error) mutable {
                 question.failed(*self_, error);

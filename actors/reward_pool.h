@@ -12,8 +12,9 @@
 namespace troupe {
 
 struct RewardPoolSetup {
-  std::string role = "reward";              // or "reference": whose work it is, and of which role its workers are
-  std::chrono::milliseconds limit{20'000};  // of one grader's answer
+  std::string role = "reward";                    // or "reference": whose work it is, and of which role its workers are
+  std::chrono::milliseconds limit{20'000};        // of one grader's answer
+  std::chrono::milliseconds store_limit{20'000};  // of whoever takes the graded samples
   std::chrono::milliseconds wait_for_graders{600'000};  // of samples, without any, before the run stops
   int max_asked = 8;                                    // questions that a grader has at a time
   int max_attempts = 4;                                 // graders that may fall under one sample

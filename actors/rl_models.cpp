@@ -8,11 +8,20 @@
 namespace troupe {
 namespace {
 
+/// Without gradients to join, replicas are further shards.
+MeshDegrees reference_mesh(const RlTopology& topology) {
+  auto mesh = topology.mesh;
+  mesh.shard *= std::exchange(mesh.replicate, 1);
+  return mesh;
+}
+
 /// The frozen model that the algorithm's KL is measured against; null where there is no KL.
 std::shared_ptr<const ModelSource> load_reference(const RlTopology& topology,
                                                   const std::shared_ptr<const ModelSource>& model) {
   if (!needs_reference(topology.learner.algorithm)) return nullptr;
-  return open_reference(topology.reference, topology.model, model, topology.run.seed);
+  auto reference = open_reference(topology.reference, topology.model, model, topology.run.seed);
+  check_parallel(reference->config(), reference_mesh(topology), topology.learner.parallel);
+  return reference;
 }
 
 /// The critic that the algorithm's values come from; null where it needs none.
@@ -25,6 +34,7 @@ std::shared_ptr<const ModelSource> load_critic(const RlTopology& topology, const
   require(critic->config().vocab_size == model.config().vocab_size, "critic.path = ", options.path,
           ": its vocabulary of ", critic->config().vocab_size, " tokens is not the ", model.config().vocab_size,
           " of model.path");
+  check_parallel(critic->config(), topology.mesh, topology.learner.parallel);
   return critic;
 }
 
@@ -39,6 +49,13 @@ RlModels open_models(const RlTopology& topology) {
   check_parallel(policy->config(), topology.mesh, topology.learner.parallel);
   require(policy->tokenizer() != nullptr, topology.model.path, ": no tokenizer, which RL needs");
   return {policy, load_reference(topology, policy), load_critic(topology, *policy)};
+}
+
+RlModels open_judge_models(const RlTopology& topology, const std::string& role) {
+  const auto policy = std::make_shared<const ModelSource>(topology.model, topology.run.seed);
+  require(policy->tokenizer() != nullptr, topology.model.path, ": no tokenizer, which RL needs");
+  if (role == "critic") return {policy, nullptr, load_critic(topology, *policy)};
+  return {policy, load_reference(topology, policy), nullptr};
 }
 
 int64_t log_prob_vocab_size(const ModelSource& policy) {
@@ -65,9 +82,10 @@ std::function<critic_actor(caf::actor_system&)> start_critic(const RlTopology& t
   auto setup = policy;
   setup.model = models.critic;
   setup.options.optimizer.lr = topology.critic.lr;
+  setup.options.peak_flops = 0;  // measured by the policy alone
   setup.groups = make_groups(topology.mesh, policy.limit);
   setup.folder = policy.folder / "critic";
-  const auto& from = policy.resume_from;
+  const auto from = policy.resume_from.empty() ? policy.resume_from : std::filesystem::absolute(policy.resume_from);
   if (!from.empty()) setup.resume_from = from.parent_path().parent_path() / "critic" / "checkpoints" / from.filename();
   ShardGroupSetup shards;
   shards.num_ranks = topology.mesh.num_ranks();
@@ -80,11 +98,10 @@ std::function<critic_actor(caf::actor_system&)> start_critic(const RlTopology& t
 
 ReferenceSetup reference_setup(const RlTopology& topology, const RlModels& models, const LearnerShardSetup& policy,
                                std::shared_ptr<Trace> trace) {
-  // Without gradients to join, replicas are further shards.
-  auto mesh = topology.mesh;
-  mesh.shard *= std::exchange(mesh.replicate, 1);
+  const auto mesh = reference_mesh(topology);
   auto ranks = policy;
   ranks.model = models.reference;
+  ranks.options.peak_flops = 0;
   ranks.groups = make_groups(mesh, policy.limit);
   ReferenceSetup reference;
   reference.shards.num_ranks = mesh.num_ranks();

@@ -15,6 +15,8 @@ struct RlModels {
 
 /// Opens what the algorithm needs. Throws Error naming the path and what is wrong with it.
 RlModels open_models(const RlTopology& topology);
+/// Of a worker that plays `role`, "critic" or "reference": that model and the policy's description.
+RlModels open_judge_models(const RlTopology& topology, const std::string& role);
 /// The tokenizer's vocabulary, not the head's rows, which may be padded (invariant 6): no id without a token is drawn.
 int64_t log_prob_vocab_size(const ModelSource& policy);
 /// Of every rank of the trainer; without a board: nothing is published.

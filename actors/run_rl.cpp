@@ -136,6 +136,10 @@ int run_rl(const RlTopology& topology) {
   // Of the samples that workers held, those that the buffer has meanwhile are done.
   auto [saved_groups, unfinished] = split_groups(resumed ? resumed->groups : std::string());
   const auto finished = finished_samples(buffer_options, saved_groups, live, num_samples_per_group);
+  if (models.reference != nullptr && lacks_reference(buffer_options, saved_groups, live))
+    throw UsageError(
+        concat("the checkpoint holds finished samples without log-probs of a reference, which this run's ",
+               "algorithm.kl_coefficient asks for: start another run from it with checkpoint.initial_load_path"));
   if (const auto slots = AdmissionLedger(admission).capacity(); static_cast<int64_t>(live.size()) > slots)
     throw UsageError(
         concat("the checkpoint holds ", live.size(), " unfinished groups, and this run has ", slots,
@@ -204,11 +208,18 @@ int run_rl(const RlTopology& topology) {
   if (resumed) shard.resume_from = resumed->path;
   const auto& elsewhere = topology.cluster.remote_roles;
   const auto wait_for_workers = milliseconds_of(topology.cluster.wait_for_workers_s);
+  // Whoever stores a graded sample waits for the buffer, or for a reference: for its model and a batch under way, or
+  // for one to join and for others in the place of those that fell.
+  const auto store_limit = elsewhere.contains("reference")
+                               ? limit + 2 * wait_for_workers + RewardPoolSetup().max_attempts * limit
+                           : models.reference != nullptr ? 4 * limit
+                                                         : limit;
   if (elsewhere.contains("reference"))
     cast.start_reference = [=](caf::actor_system& system, sample_store_actor buffer, supervisor_actor supervisor) {
       RewardPoolSetup pool;
       pool.role = "reference";
       pool.limit = limit;
+      pool.store_limit = limit;
       pool.wait_for_graders = wait_for_workers;
       pool.max_asked = ReferenceSetup().max_samples;
       return sample_store_actor(spawn_reward_pool(system, std::move(buffer), std::move(supervisor), pool));
@@ -232,6 +243,7 @@ int run_rl(const RlTopology& topology) {
     if (topology.cluster.remote_roles.contains("reward")) {
       RewardPoolSetup pool;
       pool.limit = milliseconds_of(grade_limit_s);
+      pool.store_limit = store_limit;
       pool.wait_for_graders = wait_for_workers;
       return spawn_reward_pool(system, std::move(next), std::move(supervisor), pool);
     }
@@ -242,17 +254,15 @@ int run_rl(const RlTopology& topology) {
                          },
                          trace, true, num_parallel_scores(topology.rewards)});
   };
-  const auto credit =
-      engine.max_sequences + static_cast<int>(std::min<int64_t>(num_samples_per_group, engine.max_sequences));
-  // A reference loads its model and waits for its ranks.
-  auto score_limit = cast.start_reference ? limit : std::min(limit, milliseconds_of(score_limit_s));
+  auto score_limit = std::min(limit, milliseconds_of(score_limit_s));
   // A sample may wait for a grader to join, for others in the place of those that fell, and for the samples that were
   // asked about before it.
   if (elsewhere.contains("reward"))
-    score_limit =
-        std::max(score_limit, 2 * wait_for_workers + RewardPoolSetup().max_attempts * milliseconds_of(grade_limit_s) +
-                                  milliseconds_of(longest_s * RolloutSetup().max_scores_asked * num_askers));
-  if (elsewhere.contains("reference")) score_limit += 2 * wait_for_workers + RewardPoolSetup().max_attempts * limit;
+    score_limit = 2 * wait_for_workers + RewardPoolSetup().max_attempts * milliseconds_of(grade_limit_s) +
+                  milliseconds_of(longest_s * RolloutSetup().max_scores_asked * num_askers);
+  if (models.reference != nullptr) score_limit += store_limit;
+  const auto credit =
+      engine.max_sequences + static_cast<int>(std::min<int64_t>(num_samples_per_group, engine.max_sequences));
   if (publisher != nullptr)
     add_gate(cast, topology.cluster,
              {topology.run.name,
@@ -307,8 +317,11 @@ nlohmann::json describe(const RlTopology& topology) {
   make_prompt_source(topology.data);
   if (topology.evaluation.enable) make_prompt_source(topology.evaluation.data);
   auto memory = describe_memory(model.config(), topology.mesh, topology.checkpoint);
-  if (needs_reference(topology.learner.algorithm)) memory["reference weights"] = model.config().num_parameters() * 4;
-  if (needs_critic(topology.learner.algorithm)) memory["critic"] = model.config().num_parameters() * 16;
+  const auto& elsewhere = topology.cluster.remote_roles;
+  if (models.reference != nullptr && !elsewhere.contains("reference"))
+    memory["reference weights"] = models.reference->config().num_parameters() * 4;
+  if (models.critic != nullptr && !elsewhere.contains("critic"))
+    memory["critic"] = models.critic->config().num_parameters() * 16;
   const auto bytes_per_value = compute_dtype(topology.rollout.dtype) == at::kBFloat16 ? 2 : 4;
   memory["rollout weights"] =
       model.config().num_parameters() * bytes_per_value * 2;  // the newest and the one being replaced

@@ -32,7 +32,7 @@ class ShardState {
           return run("validate", [&] { return work_->validate(*local.batch); });
         },
         [this](atom::judge, const LocalBatch& local) {
-          step_ = local.batch->step;
+          step_ = std::max(step_, local.batch->step);  // a reference's batches are of no step
           return attempt("judge", [&]() -> caf::result<LocalNumbers> {
             return LocalNumbers{std::make_shared<const TokenNumbers>(work_->judge(*local.batch))};
           });

@@ -40,8 +40,19 @@ class ShardGroup {
   ShardGroup(const ShardGroup&) = delete;
   ShardGroup& operator=(const ShardGroup&) = delete;
 
+  /// Lets the ranks go; `ended` comes once the last is down. One that hangs keeps it for ever.
+  void end(std::function<void()> ended) {
+    ended_ = std::move(ended);
+    for (const auto& shard : shards_) caf::anon_send_exit(shard, caf::exit_reason::user_shutdown);
+  }
+
   /// Told by the owner's down handler; of anybody else it knows nothing.
   void fell(const caf::down_msg& down) {
+    if (ended_) {
+      std::erase_if(shards_, [&](const auto& shard) { return shard.address() == down.source; });
+      if (shards_.empty()) ended_();
+      return;
+    }
     for (size_t rank = 0; rank < shards_.size(); ++rank)
       if (shards_[rank].address() == down.source)
         fail_(concat(who_(), ": shard ", rank, " died: ", describe_error(down.reason, self_->system())));
@@ -83,6 +94,7 @@ class ShardGroup {
   std::function<std::string()> who_;
   std::function<void(const std::string&)> fail_;
   std::vector<shard_actor> shards_;
+  std::function<void()> ended_;  // set while it ends
 };
 
 }  // namespace troupe

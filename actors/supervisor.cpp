@@ -27,9 +27,7 @@ class SupervisorState {
           end(!failure_.empty() ? 1 : interrupted ? 130 : 0, failure_);
         },
         [this](atom::failed, const std::string& cause) { note_failure(cause); },
-        [this](atom::interrupt) {
-          if (control_) caf::anon_send(control_, atom::interrupt_v);
-        },
+        [this](atom::interrupt) { interrupt(); },
         [this](atom::overdue, const std::string& role, int32_t seat, const caf::strong_actor_ptr& who,
                const std::string& why) {
           overdue({role, seat}, who, why);
@@ -82,13 +80,13 @@ class SupervisorState {
         return;
       }
     }
-    const auto trainer = watch(cast_.start_trainer(system, source, control_, me), "trainer");
+    trainer_ = watch(cast_.start_trainer(system, source, control_, me), "trainer");
     for (int32_t seat = 0; seat < cast_.num_rollouts; ++seat) start_rollout(seat);
     if (cast_.start_reporter) reporter_ = cast_.start_reporter(system, control_);
     introduce_pool();
-    introduce("critic", trainer);
+    introduce("critic", trainer_);
     if (reference_) introduce("reference", reference_);
-    caf::anon_send(trainer, atom::next_v);
+    caf::anon_send(trainer_, atom::next_v);
   }
 
   void start_reference() {
@@ -142,10 +140,15 @@ class SupervisorState {
     log::error(cause, " (the run winds down)");
   }
 
+  void interrupt() {
+    if (control_) caf::anon_send(control_, atom::interrupt_v);
+    if (trainer_) caf::anon_send(trainer_, atom::interrupt_v);
+  }
+
   /// The trainer and the director are sound: they save what was trained, then the run ends with the cause.
   void wind_down(const std::string& cause) {
     note_failure(cause);
-    if (control_) caf::anon_send(control_, atom::interrupt_v);
+    interrupt();
   }
 
   bool is_anybody_left() const {
@@ -246,6 +249,7 @@ class SupervisorState {
     reference_ = sample_store_actor();
     director_ = director_actor();
     control_ = run_control_actor();
+    trainer_ = trainer_actor();
     cast_ = {};
     tell();
   }
@@ -267,6 +271,7 @@ class SupervisorState {
   sample_store_actor reference_;  // none: rewards store in the buffer
   director_actor director_;
   run_control_actor control_;
+  trainer_actor trainer_;
   gate_actor gate_;
   reporter_actor reporter_;
   int num_restarting_ = 0;  // rollouts

@@ -34,12 +34,17 @@ class TrainerState {
     });
     return {[this](atom::next) { wait_or_load(); },
             [this](atom::arrive, const caf::strong_actor_ptr& critic) {
-              if (!critic_) take_critic(caf::actor_cast<critic_actor>(critic));
-              if (is_waiting_for_critic_) wait_or_load();
+              if (critic_ || !is_waiting_for_critic_) return;
+              take_critic(caf::actor_cast<critic_actor>(critic));
+              wait_or_load();
+            },
+            [this](atom::interrupt) {
+              // Nothing was trained: what a resume would begin from stands.
+              if (std::exchange(is_waiting_for_critic_, false)) finish(true);
             },
             [this](atom::overdue) {
               if (is_waiting_for_critic_)
-                fail(concat(who(), ": no worker has joined with --role critic within ",
+                fail(concat(who(), ": no worker of --role critic is ready within ",
                             std::chrono::duration<double>(setup_.wait_for_critic).count(),
                             " s (cluster.wait_for_workers_s)"));
             }};
@@ -232,24 +237,76 @@ class TrainerState {
           atom::train_v, local);
       return;
     }
-    const Question question(*self_, who(), "the critic", "values");
-    const auto bytes = pack_trajectories(local.batch->trajectories);
+    auto judged = std::make_shared<TrainBatch>(*local.batch);
+    send_piece(std::make_shared<Judging>(Judging{local, std::move(judged), begin}), 0, 0);
+  }
+
+  /// A batch on its way to the critic and back, in pieces of whole samples: control traffic of another process stays
+  /// small (a long message would hold up signs of life).
+  struct Judging {
+    LocalBatch local;
+    std::shared_ptr<TrainBatch> judged;
+    std::chrono::steady_clock::time_point begin;
+    std::vector<size_t> ends = {};  // of the pieces, in samples
+  };
+  static constexpr size_t kPieceBytes = size_t{1} << 20;
+
+  /// Cuts where a piece would pass kPieceBytes; a longer sample is a piece of its own.
+  static void cut_pieces(Judging& judging) {
+    size_t bytes = 0;
+    const auto& samples = judging.judged->trajectories;
+    for (size_t s = 0; s < samples.size(); ++s) {
+      const auto size = pack_trajectory(samples[s]).size();
+      if (bytes > 0 && bytes + size > kPieceBytes) {
+        judging.ends.push_back(s);
+        bytes = 0;
+      }
+      bytes += size;
+    }
+    judging.ends.push_back(samples.size());
+  }
+
+  void send_piece(const std::shared_ptr<Judging>& judging, size_t piece, size_t first) {
+    if (piece == 0) cut_pieces(*judging);
+    if (piece == judging->ends.size()) {
+      ask_values(judging, 0, 0);
+      return;
+    }
+    const auto end = judging->ends[piece];
+    const auto bytes = pack_trajectories(std::span(judging->judged->trajectories).subspan(first, end - first));
+    const Question question(*self_, who(), "the critic", "batch");
     self_
-        ->request(critic_, kPatience * setup_.limit, atom::judge_v, local.batch->step,
+        ->request(critic_, setup_.limit, atom::store_v, judging->judged->step, static_cast<int32_t>(piece),
+                  static_cast<int32_t>(judging->ends.size()),
                   Packed{std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size())})
-        .then([this, local, begin](const Packed& values) { train_with_values(local, values, begin); },
+        .then([this, judging, piece, end](int32_t) { send_piece(judging, piece + 1, end); },
               [this, question](const caf::error& error) { fail(question.failed(*self_, error)); });
   }
 
-  /// Policy and critic learn from the same values at the same time.
-  void train_with_values(const LocalBatch& local, const Packed& values, std::chrono::steady_clock::time_point begin) {
-    auto judged = std::make_shared<TrainBatch>(*local.batch);
-    try {
-      add_values(judged->trajectories, values);
-    } catch (const std::exception& error) {
-      fail(concat(who(), ": ", error.what()));
+  void ask_values(const std::shared_ptr<Judging>& judging, size_t piece, size_t first) {
+    if (piece == judging->ends.size()) {
+      train_with_values(judging->local, judging->judged, judging->begin);
       return;
     }
+    const Question question(*self_, who(), "the critic", "values");
+    self_->request(critic_, kPatience * setup_.limit, atom::judge_v, judging->judged->step, static_cast<int32_t>(piece))
+        .then(
+            [this, judging, piece, first](const Packed& values) {
+              const auto end = judging->ends[piece];
+              try {
+                add_values(std::span(judging->judged->trajectories).subspan(first, end - first), values);
+              } catch (const std::exception& error) {
+                fail(concat(who(), ": ", error.what()));
+                return;
+              }
+              ask_values(judging, piece + 1, end);
+            },
+            [this, question](const caf::error& error) { fail(question.failed(*self_, error)); });
+  }
+
+  /// Policy and critic learn from the same values at the same time.
+  void train_with_values(const LocalBatch& local, const std::shared_ptr<TrainBatch>& judged,
+                         std::chrono::steady_clock::time_point begin) {
     struct Both {
       nlohmann::json metrics = nlohmann::json::object();
       int num_missing = 2;
@@ -264,7 +321,7 @@ class TrainerState {
     ask_shards("train step", one, atom::train_v, LocalBatch{judged});
   }
 
-  static void add_values(std::vector<Trajectory>& trajectories, const Packed& values) {
+  static void add_values(std::span<Trajectory> trajectories, const Packed& values) {
     ByteReader reader(std::as_bytes(std::span(values.bytes)), "the critic's values");
     for (auto& trajectory : trajectories) {
       trajectory.values = reader.get_vector<float>();

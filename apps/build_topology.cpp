@@ -6,8 +6,8 @@
 #include <limits>
 #include <sstream>
 
-#include "actors/worker.h"
 #include "apps/algorithm_keys.h"
+#include "apps/places.h"
 #include "apps/token_file.h"
 #include "base/cpu.h"
 #include "base/error.h"
@@ -35,13 +35,13 @@ RunOptions run_options(const Config& config) {
   return run;
 }
 
-ModelOptions model_options(const Config& config) {
+ModelOptions model_options(const Config& config, bool with_template = true) {
   ModelOptions model;
   model.path = config.string("model.path");
   if (model.path.empty()) refuse(config, "model.path", "is needed: a Hugging Face folder or a GGUF file");
   if (!std::filesystem::exists(model.path)) refuse(config, "model.path", "there is no such file or folder");
   model.random_init = config.boolean("model.random_init");
-  model.chat_template_path = config.string("data.chat_template");
+  model.chat_template_path = with_template ? config.string("data.chat_template") : "";
   if (!model.chat_template_path.empty() && !std::filesystem::is_regular_file(model.chat_template_path))
     refuse(config, "data.chat_template", "there is no such file");
   return model;
@@ -202,37 +202,6 @@ LimitOptions limit_options(const Config& config) {
   LimitOptions limits;
   limits.request_timeout_s = config.number("cluster.request_timeout_s");
   return limits;
-}
-
-/// [[topology.place]]: which roles are in other processes. Rollout workers join by themselves, as many as there are.
-std::set<std::string> remote_roles(const Config& config) {
-  std::set<std::string> placed, remote;
-  for (const auto& place : config.places()) {
-    for (const auto& [key, value] : place.items()) {
-      if (key != "role" && key != "where")
-        throw UsageError(concat("[[topology.place]]: unknown key ", key, "; known: role, where"));
-      if (!value.is_string())
-        throw UsageError(concat("[[topology.place]]: ", key, " = ", value.dump(), " is not a text"));
-    }
-    const auto role = place.value("role", ""), where = place.value("where", "local");
-    if (where != "local" && where != "remote")
-      throw UsageError(concat("[[topology.place]]: where = \"", where, "\" is not one of \"local\", \"remote\""));
-    if (role == "rollout" || !known_worker_roles().contains(role))
-      throw UsageError(
-          concat("[[topology.place]]: role = \"", role,
-                 "\": \"reward\", \"reference\" and \"critic\" can be placed; rollout workers join a run that ",
-                 "listens (cluster.listen), ranks are threads of it"));
-    if (!placed.insert(role).second)
-      throw UsageError(concat("[[topology.place]]: role = \"", role, "\" is placed twice"));
-    if (where == "remote") remote.insert(role);
-  }
-  return remote;
-}
-
-/// For commands whose roles are all in one process.
-void refuse_places(const Config& config) {
-  if (!config.places().empty())
-    throw UsageError("[[topology.place]] is for `troupe rl`: nothing of this run can be in other processes");
 }
 
 ClusterOptions cluster_options(const Config& config) {
@@ -490,16 +459,39 @@ void set_preferences(const Config& config, PretrainTopology& topology, bool is_r
 
 }  // namespace
 
-RlTopology build_rl_topology(const Config& config) {
+namespace {
+
+/// What the models of a run are built by.
+RlTopology models_topology(const Config& config, bool with_template) {
   RlTopology topology;
   topology.run = run_options(config);
-  topology.model = model_options(config);
+  topology.model = model_options(config, with_template);
   topology.mesh = mesh_degrees(config);
   topology.sampling = sampling_options(config);
-  topology.environment = environment_options(config);
   const auto algorithm = algorithm_options(config);
   topology.learner = learner_options(config, algorithm.num_epochs * algorithm.num_minibatches);
   topology.learner.algorithm = algorithm;
+  topology.limits = limit_options(config);
+  return topology;
+}
+
+}  // namespace
+
+RlTopology build_judge_topology(const Config& config, const std::string& role) {
+  auto topology = models_topology(config, false);
+  if (role == "critic")
+    topology.critic = critic_options(config, topology.model, topology.learner.algorithm);
+  else
+    topology.reference = reference_options(config, topology.model, topology.learner.algorithm);
+  topology.checkpoint.export_dtype = config.string("checkpoint.export_dtype");
+  topology.checkpoint.keep_latest_k = config.integer("checkpoint.keep_latest_k");
+  topology.checkpoint.is_async = config.string("checkpoint.async_mode") == "async";
+  return topology;
+}
+
+RlTopology build_rl_topology(const Config& config) {
+  auto topology = models_topology(config, true);
+  topology.environment = environment_options(config);
   check_algorithm_setting(config, topology.learner.algorithm);
   topology.reference = reference_options(config, topology.model, topology.learner.algorithm);
   topology.critic = critic_options(config, topology.model, topology.learner.algorithm);
@@ -526,7 +518,6 @@ RlTopology build_rl_topology(const Config& config) {
   topology.rewards =
       reward_options(config, topology.cluster.remote_roles.contains("reward") && !topology.evaluation.enable);
   topology.checkpoint = checkpoint_options(config);
-  topology.limits = limit_options(config);
   topology.metrics = metrics_options(config);
   topology.threads = threads(config);
   return topology;

@@ -8,6 +8,9 @@
 namespace troupe::apps {
 
 RlTopology build_rl_topology(const Config& config);
+/// What a worker needs that plays `role`, "critic" or "reference", of such a run: only the models of that role are
+/// looked for, no data, rewards or checkpoints.
+RlTopology build_judge_topology(const Config& config, const std::string& role);
 PretrainTopology build_pretrain_topology(const Config& config);
 PretrainTopology build_sft_topology(const Config& config);
 PretrainTopology build_reward_model_topology(const Config& config);

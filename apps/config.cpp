@@ -410,7 +410,7 @@ std::string print_tables(const char* title, const std::vector<json>& tables) {
   std::ostringstream out;
   for (const auto& table : tables) {
     out << "\n[[" << title << "]]\n";
-    for (const auto& [name, element] : table.items()) out << name << " = " << to_toml(element) << "\n";
+    for (const auto& [name, element] : table.items()) out << json(name).dump() << " = " << to_toml(element) << "\n";
   }
   return out.str();
 }

@@ -22,17 +22,15 @@ void parse_address(const std::string& text, WorkerOptions& options) {
   options.port = std::stoi(digits);
 }
 
-/// A critic or reference is built from the run's configuration; what that says of the run's own ports and token is
-/// nothing to it.
-void read_configurations(std::vector<std::string> overrides, WorkerOptions& options) {
+/// A critic or reference is built from the run's configuration.
+void read_configurations(const std::vector<std::string>& overrides, WorkerOptions& options) {
   const bool is_judge = options.role == "reference" || options.role == "critic";
   if (!is_judge && !overrides.empty())
     throw UsageError(concat(overrides.front(), ": a worker of role ", options.role,
                             " takes its configuration from the run; only roles reference and critic read models"));
   Config::from_text("", "the command line", overrides);  // unknown keys are found here, not after joining
-  for (const char* own : {"--cluster.bind=127.0.0.1", "--cluster.token_file="}) overrides.emplace_back(own);
-  options.read_config = [overrides](const std::string& text) {
-    return build_rl_topology(Config::from_text(text, "the run's configuration", overrides));
+  options.read_config = [overrides, role = options.role](const std::string& text) {
+    return build_judge_topology(Config::from_text(text, "the run's configuration", overrides), role);
   };
 }
 

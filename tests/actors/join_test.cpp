@@ -53,7 +53,8 @@ TEST_CASE("a worker plays a role that there is, and grades only where the rules 
 }
 
 TEST_CASE("a judge's settings arrive as they were; what is missing is named") {
-  const JudgeSettings settings{"r", "run.name = \"ä\"\n", "/runs/r", "/runs/r/checkpoints/step-4", "abc", 3.5};
+  const JudgeSettings settings{"r", "run.name = \"ä\"\n", "/runs/r", "/runs/r/checkpoints/step-4", "abc", "float32",
+                               3.5};
   const auto json = nlohmann::json::parse(to_json(settings).dump());
   CHECK((parse_judge_settings(json) == settings));
   for (const auto& [key, value] : json.items()) {

@@ -281,6 +281,22 @@ TEST_CASE("letters outside of quotes are an error, not what the reader holds for
     CHECK_THROWS_AS(Config::from_text(text, "letters.toml", {}), UsageError);
 }
 
+TEST_CASE("what somebody has set, printed, gives the same configuration again") {
+  std::vector<std::string> texts{base +
+                                 "[sampling]\nstop = [\"a\\n\", \"\\u00e4\"]\n[algorithm]\nname = "
+                                 "\"ppo\"\nkl_coefficient = 0.05\n[critic]\nlr = 3e-6\n"
+                                 "[[reward]]\nkind = \"remote\"\ncommand = \"x --y \\\"z\\\"\"\nweight = 1\n\"an odd "
+                                 "key\" = [1, 2.5, { a = true }]\n"};
+  for (const char* name :
+       {"quickstart", "reasoning-gym", "sft-tiny", "dpo-tiny", "reward-model-tiny", "pretrain-shakespeare"})
+    texts.push_back(read_file(std::filesystem::path(TROUPE_SOURCE_DIR) / "configs" / concat(name, ".toml")));
+  for (const auto& text : texts) {
+    CAPTURE(text);
+    const auto config = Config::from_text(text, "given.toml", {"--run.seed=7"});
+    CHECK(Config::from_text(config.print_given(), "again.toml", {}).print(false) == config.print(false));
+  }
+}
+
 TEST_CASE("[[topology.place]] puts the rules into other processes; what cannot be placed is refused by its name") {
   const auto place = [](const std::string& keys) { return "[[topology.place]]\n" + keys; };
   const auto config =

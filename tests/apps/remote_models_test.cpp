@@ -26,11 +26,11 @@ struct PpoRun : TinyRun {
                                "--algorithm.kl_coefficient=0.05", "--async_loop.target_offpolicy_steps=0"});
     return more;
   }
-  nlohmann::json first_step() const {
+  std::vector<nlohmann::json> steps() const {
+    std::vector<nlohmann::json> steps;
     for (const auto& line : read_json_lines(run_folder() / "metrics.jsonl"))
-      if (line.contains("loss/mean")) return line;
-    FAIL("no step in metrics.jsonl");
-    return {};
+      if (line.contains("loss/mean")) steps.push_back(line);
+    return steps;
   }
   std::string config;
 };
@@ -50,7 +50,7 @@ std::vector<std::string> worker(const std::string& address, const std::string& r
 }  // namespace
 
 TEST_CASE("a critic and a reference of other processes give the numbers of those of the run's own") {
-  PpoRun near("near", 2, ""), far("far", 2, kPlaces);
+  PpoRun near("near", 3, ""), far("far", 3, kPlaces);
   Program alone(near.arguments());
   REQUIRE_MESSAGE(alone.finish() == 0, alone.text);
   Program run(far.arguments());
@@ -59,9 +59,17 @@ TEST_CASE("a critic and a reference of other processes give the numbers of those
   CHECK_MESSAGE(run.finish() == 0, run.text);
   CHECK_MESSAGE(critic.finish() == 0, critic.text);
   CHECK_MESSAGE(reference.finish() == 0, reference.text);
-  const auto expected = near.first_step(), step = far.first_step();
-  for (const char* key : {"critic/loss", "critic/return_mean", "critic/explained_variance", "loss/mean", "grad_norm"})
-    CHECK_MESSAGE(step.at(key).get<double>() == doctest::Approx(expected.at(key).get<double>()).epsilon(1e-3), key);
+  const auto expected = near.steps(), steps = far.steps();
+  REQUIRE(expected.size() == 3);
+  REQUIRE(steps.size() == 3);
+  const auto differ_by = [&](size_t step, const char* key, double share) {
+    const double wanted = expected[step].at(key), given = steps[step].at(key);
+    CHECK_MESSAGE(std::abs(given - wanted) <= share * std::abs(wanted) + 1e-5, std::string(key), " of step ", step + 1);
+  };
+  for (const char* key : {"critic/loss", "critic/return_mean", "kl/mean", "grad_norm"}) differ_by(0, key, 1e-3);
+  // Of what the critic elsewhere has learned; a last bit of the first step has grown since (Adam divides by it).
+  for (const size_t step : {1, 2})
+    for (const char* key : {"critic/loss", "grad_norm"}) differ_by(step, key, 2e-2);
   CHECK(std::filesystem::exists(far.run_folder() / "critic" / "model" / "config.json"));
   CHECK(open_checkpoint(far.run_folder() / "critic" / "model")->config().num_labels == 1);
 }
@@ -74,6 +82,7 @@ TEST_CASE(
     Program run(setting.arguments());
     address = join_address(run);
     Program critic(worker(address, "critic"));
+    REQUIRE_MESSAGE(run.wait_for_line("critic 1 joins: "), run.text);
     {
       Program first(worker(address, "reference"));
       REQUIRE_MESSAGE(run.wait_for_line("step 2/"), run.text);
@@ -81,7 +90,8 @@ TEST_CASE(
       CHECK(run.wait_for_line("reference 2 is lost: "));
     }
     Program second(worker(address, "reference"));
-    REQUIRE_MESSAGE(run.wait_for_line("step "), run.text);
+    REQUIRE_MESSAGE(run.wait_for_line("reference 3 joins: "), run.text);
+    REQUIRE_MESSAGE(run.wait_for_line("step 6/"), run.text);  // judged by the second
     REQUIRE_MESSAGE(run.wait_for_line("checkpoint written"), run.text);
     Program rival(worker(address, "critic"));
     CHECK(rival.finish() == 1);
@@ -95,6 +105,7 @@ TEST_CASE(
   CHECK(run.wait_for_line("resuming after step"));
   address = join_address(run);
   Program critic(worker(address, "critic")), reference(worker(address, "reference"));
+  REQUIRE_MESSAGE(critic.wait_for_line("the critic goes on from "), critic.text);
   REQUIRE_MESSAGE(run.wait_for_line("step "), run.text);
   run.interrupt();
   CHECK_MESSAGE(run.finish() == 130, run.text);
@@ -120,7 +131,13 @@ TEST_CASE("judges with another model, and roles that the run has not placed, are
     CHECK(wrong.finish() == 2);
     CHECK(Program(worker(address, "rollout", {"--model.path=x"})).finish() == 2);
     CHECK(run.finish() == 1);
-    CHECK_MESSAGE(run.text.find("no worker has joined with --role critic") != std::string::npos, run.text);
+    CHECK_MESSAGE(run.text.find("no worker of --role critic is ready") != std::string::npos, run.text);
+  }
+  {
+    Program run(setting.arguments());
+    join_address(run);
+    run.interrupt();  // while it waits for its critic
+    CHECK(run.finish() == 130);
   }
   Program grpo({"rl", setting.config, "--algorithm.kl_coefficient=0.1"});  // has no critic to place
   CHECK(grpo.finish() == 2);
