@@ -37,7 +37,7 @@ class GuestState {
         [this](atom::ended) {
           promise_ = self_->template make_response_promise<int32_t, std::string>();
           auto answer = promise_;
-          if (has_ended_) tell();
+          if (is_over_) tell();
           return answer;
         },
         [this](atom::ended, const std::string& how) {
@@ -228,13 +228,8 @@ class GuestState {
 
   /// Its thread may be in the middle of a step; nobody waits for it.
   void end_work() {
-    if (board_) board_->close();  // the subscriber's thread may wait there
-    weights_.reset();
-    board_.reset();
-    if (const auto who = worker()) {
-      self_->demonitor(caf::actor_cast<caf::actor_addr>(who));
-      caf::anon_send_exit(caf::actor_cast<caf::actor>(who), caf::exit_reason::user_shutdown);
-    }
+    if (const auto who = worker()) self_->demonitor(caf::actor_cast<caf::actor_addr>(who));
+    dismiss();
     rollout_ = rollout_actor();
     grader_ = grader_actor();
     critic_ = critic_actor();
@@ -243,8 +238,21 @@ class GuestState {
     door_ = door_actor();
   }
 
+  /// The worker is told to end; it is down once it has said its last words.
+  void dismiss() {
+    if (board_) board_->close();  // the subscriber's thread may wait there
+    weights_.reset();
+    board_.reset();
+    if (const auto who = worker())
+      caf::anon_send_exit(caf::actor_cast<caf::actor>(who), caf::exit_reason::user_shutdown);
+  }
+
   void fell(const caf::down_msg& down) {
-    if (has_ended_ || !is_at_work()) return;
+    if (!is_at_work()) return;
+    if (has_ended_) {
+      if (down.source == caf::actor_cast<caf::actor_addr>(worker())) be_over();
+      return;
+    }
     const auto cause = describe_error(down.reason, self_->system());
     if (down.source == director_) {
       log::warning("the run ", run_, " at ", where(), " is lost (", cause, "); trying to join again for ",
@@ -277,8 +285,13 @@ class GuestState {
 
   void give_up(int32_t seat) {
     if (!is_at_work() || seat != seat_) return;
-    end(1, concat(seat_text(), " hangs: it ", why_overdue_, ", and did not end within ", patience_.count() / 1000.0,
-                  " s"));
+    if (has_ended_) {
+      be_over();
+      return;
+    }
+    note_end(1, concat(seat_text(), " hangs: it ", why_overdue_, ", and did not end within ",
+                       patience_.count() / 1000.0, " s"));
+    be_over();
   }
 
   void interrupt() {
@@ -295,11 +308,27 @@ class GuestState {
               });
   }
 
+  /// A message on its way from the worker when the network is taken down would keep the worker's thread, and with it
+  /// the process, for ever: it goes down first, for as long as it may take.
   void end(int32_t code, const std::string& cause) {
     if (has_ended_) return;
+    note_end(code, cause);
+    if (!is_at_work()) {
+      be_over();
+      return;
+    }
+    dismiss();
+    self_->delayed_send(self_, patience_, atom::overdue_v, int32_t{seat_});
+  }
+
+  void note_end(int32_t code, const std::string& cause) {
     has_ended_ = true;
     code_ = code;
     cause_ = cause;
+  }
+
+  void be_over() {
+    is_over_ = true;
     tell();  // first: what the work holds may take its time to end, or hang
     end_work();
   }
@@ -328,7 +357,8 @@ class GuestState {
   caf::strong_actor_ptr reward_;  // whom a rollout actor asks; who asks the others
   std::shared_ptr<WeightBoard> board_;
   std::unique_ptr<WeightSubscriber> weights_;
-  bool has_ended_ = false;
+  bool has_ended_ = false;  // nothing new begins
+  bool is_over_ = false;    // and the worker is down, or was given up
   int32_t code_ = 1;
   std::string cause_;
   caf::typed_response_promise<int32_t, std::string> promise_;
