@@ -1,5 +1,6 @@
 #include "actors/buffer.h"
 
+#include "actors/packed.h"
 #include "actors/spawn.h"
 #include "actors/train_batch.h"
 
@@ -31,10 +32,7 @@ class BufferState {
           buffer_->give_up(sample_id, reason);
           settle();
         },
-        [this](atom::snapshot) {
-          const auto bytes = buffer_->save();
-          return Packed{std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size())};
-        },
+        [this](atom::snapshot) { return to_packed(buffer_->save()); },
         [this](atom::interrupt) {
           is_interrupted_ = true;
           if (waiting_.pending()) waiting_.deliver(caf::make_error(ec::interrupted));
@@ -67,7 +65,7 @@ class BufferState {
     uint64_t id = 0;
     PutResult result{};
     try {
-      auto trajectory = unpack_trajectory(std::as_bytes(std::span(packed.bytes)));
+      auto trajectory = sample_of(packed);
       id = trajectory.sample_id;
       result = buffer_->put(std::move(trajectory));
     } catch (const std::exception& error) {

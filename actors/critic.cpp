@@ -1,5 +1,6 @@
 #include "actors/critic.h"
 
+#include "actors/packed.h"
 #include "base/bytes.h"
 
 namespace troupe {
@@ -62,8 +63,7 @@ class CriticState {
     if (batch_ == nullptr || step != step_ || piece != num_taken()) {
       return caf::make_error(ec::failed, concat(who(), ": piece ", piece, " of step ", step, " is not the next"));
     }
-    for (auto& sample : unpack_trajectories(std::as_bytes(std::span(samples.bytes))))
-      batch_->trajectories.push_back(std::move(sample));
+    for (auto& sample : unpack_trajectories(bytes_of(samples))) batch_->trajectories.push_back(std::move(sample));
     begins_.push_back(batch_->trajectories.size());
     num_pieces_ = num_pieces;
     return piece;
@@ -95,8 +95,7 @@ class CriticState {
     ByteWriter writer;
     for (auto s = begins_[static_cast<size_t>(piece)]; s < begins_[static_cast<size_t>(piece) + 1]; ++s)
       writer.put(batch_->trajectories[s].values);
-    const auto bytes = writer.take();
-    return {std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size())};
+    return to_packed(writer.take());
   }
 
   caf::result<std::string> train(int64_t step, double kl_coefficient) {

@@ -255,7 +255,7 @@ void GroupBuffer::load(std::span<const std::byte> bytes, const std::vector<uint6
 
 std::map<uint64_t, std::vector<uint64_t>> finished_samples(const GroupBufferOptions& options, std::string_view saved,
                                                            const std::vector<uint64_t>& live_groups,
-                                                           int64_t num_samples_per_group) {
+                                                           int64_t num_samples_per_group, bool needs_reference) {
   std::map<uint64_t, std::vector<uint64_t>> finished;
   if (saved.empty()) return finished;
   GroupBuffer buffer(options);
@@ -268,21 +268,16 @@ std::map<uint64_t, std::vector<uint64_t>> finished_samples(const GroupBufferOpti
                               "algorithm.advantage = \"greedy_baseline\"): resume with the same, or start another run ",
                               "from it with checkpoint.initial_load_path"));
     auto& samples = finished[id];
-    for (const auto& [sample, trajectory] : group.samples) samples.push_back(sample);
+    for (const auto& [sample, trajectory] : group.samples) {
+      if (needs_reference && trajectory.reference_log_probs.empty())
+        throw UsageError(
+            concat("the checkpoint holds finished samples without log-probs of a reference, which this run's ",
+                   "algorithm.kl_coefficient asks for: start another run from it with checkpoint.initial_load_path"));
+      samples.push_back(sample);
+    }
     for (const auto& [sample, reason] : group.given_up) samples.push_back(sample);
   }
   return finished;
-}
-
-bool lacks_reference(const GroupBufferOptions& options, std::string_view saved,
-                     const std::vector<uint64_t>& live_groups) {
-  if (saved.empty()) return false;
-  GroupBuffer buffer(options);
-  buffer.load(std::as_bytes(std::span(saved)), live_groups);
-  for (const auto& [id, group] : buffer.groups())
-    for (const auto& [sample, trajectory] : group.samples)
-      if (trajectory.reference_log_probs.empty()) return true;
-  return false;
 }
 
 int64_t GroupBuffer::num_waiting() const {

@@ -119,14 +119,11 @@ class GroupBuffer {
 };
 
 /// Samples that the live groups of a saved buffer have already (finished or given up), by group; "" has none.
-/// UsageError where those groups are of another size than the run's: they would never be complete.
+/// UsageError where those groups are of another size than the run's, and would never be complete, or hold samples that
+/// no reference has judged and the run needs one.
 std::map<uint64_t, std::vector<uint64_t>> finished_samples(const GroupBufferOptions& options, std::string_view saved,
                                                            const std::vector<uint64_t>& live_groups,
-                                                           int64_t num_samples_per_group);
-
-/// True where a saved buffer holds samples of live groups that no reference has judged.
-bool lacks_reference(const GroupBufferOptions& options, std::string_view saved,
-                     const std::vector<uint64_t>& live_groups);
+                                                           int64_t num_samples_per_group, bool needs_reference = false);
 
 /// True where the graded samples all have one reward: nothing to learn from. Groups of one sample are never constant.
 bool has_zero_variance(const BufferedGroup& group);

@@ -1,14 +1,11 @@
 #include "actors/reference.h"
 
+#include "actors/packed.h"
+
 #include <deque>
 
 namespace troupe {
 namespace {
-
-Packed pack(const Trajectory& sample) {
-  const auto bytes = pack_trajectory(sample);
-  return {std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size())};
-}
 
 /// Samples that wait, and the ranks that judge them. Pointer: the owner's stateful pointer.
 template <class Pointer>
@@ -82,7 +79,7 @@ class Desk {
 template <class Result, class Body>
 caf::result<Result> with_sample(const Packed& packed, Body&& body) {
   try {
-    return body(unpack_trajectory(std::as_bytes(std::span(packed.bytes))));
+    return body(sample_of(packed));
   } catch (const std::exception& error) {
     return caf::make_error(ec::failed, concat("reference: ", error.what()));
   }
@@ -114,7 +111,7 @@ class ReferenceState {
  private:
   void hand_on(const Trajectory& sample, caf::typed_response_promise<int32_t> promise) {
     const Question question(*self_, "reference", "the buffer", "store");
-    self_->request(next_, limit_, atom::store_v, pack(sample))
+    self_->request(next_, limit_, atom::store_v, to_packed(sample))
         .then([promise](int32_t result) mutable { promise.deliver(result); },
               [this, promise, question](const caf::error& error) mutable {
                 question.failed(*self_, error);
@@ -143,7 +140,8 @@ class ReferenceGraderState {
     return {[this](atom::score, const Packed& packed) {
       return with_sample<Packed>(packed, [&](Trajectory sample) {
         auto promise = self_->template make_response_promise<Packed>();
-        desk_->add(std::move(sample), [promise](const Trajectory& judged) mutable { promise.deliver(pack(judged)); });
+        desk_->add(std::move(sample),
+                   [promise](const Trajectory& judged) mutable { promise.deliver(to_packed(judged)); });
         return promise;
       });
     }};

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cmath>
 
+#include "actors/packed.h"
 #include "actors/spawn.h"
 #include "base/error.h"
 
@@ -16,7 +17,7 @@ class Scorer {
 
   /// The sample with its rewards.
   Packed score(const Packed& packed) {
-    auto trajectory = unpack_trajectory(std::as_bytes(std::span(packed.bytes)));
+    auto trajectory = sample_of(packed);
     const auto id = trajectory.sample_id;
     const auto attempt = trajectory.attempt;
     score_(trajectory);
@@ -25,8 +26,7 @@ class Scorer {
     require(!trajectory.total_reward || std::isfinite(*trajectory.total_reward), "the total reward of sample ", id,
             " is not finite");
     tell_failures(trajectory);
-    const auto bytes = pack_trajectory(trajectory);
-    return {std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size())};
+    return to_packed(trajectory);
   }
 
  private:

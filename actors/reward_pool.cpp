@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "actors/packed.h"
 #include "actors/question.h"
 #include "base/error.h"
 #include "base/trajectory.h"
@@ -170,8 +171,8 @@ class RewardPoolState {
     auto job = std::move(jobs_.at(id));
     jobs_.erase(id);
     try {
-      const auto asked = unpack_trajectory(std::as_bytes(std::span(job.packed.bytes)));
-      const auto answer = unpack_trajectory(std::as_bytes(std::span(graded.bytes)));
+      const auto asked = sample_of(job.packed);
+      const auto answer = sample_of(graded);
       require(answer.sample_id == asked.sample_id && answer.attempt == asked.attempt && answer.tokens == asked.tokens &&
                   answer.log_probs == asked.log_probs && answer.versions == asked.versions,
               "the grader's answer is not for sample ", asked.sample_id);

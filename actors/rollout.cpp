@@ -2,6 +2,7 @@
 
 #include <deque>
 
+#include "actors/packed.h"
 #include "actors/question.h"
 #include "actors/unfinished.h"
 
@@ -71,10 +72,7 @@ class RolloutState {
 
   Packed snapshot() const {
     UnfinishedSamples samples;
-    for (const auto& trajectory : work_->unfinished()) {
-      const auto bytes = pack_trajectory(trajectory);
-      samples[trajectory.sample_id].assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    }
+    for (const auto& trajectory : work_->unfinished()) samples[trajectory.sample_id] = to_packed(trajectory).bytes;
     for (const auto& [id, unscored] : unscored_) samples[id] = unscored.packed.bytes;
     return {pack_unfinished(samples)};
   }
@@ -120,10 +118,9 @@ class RolloutState {
       return;
     }
     caf::anon_send(director_, atom::generated_v, SampleReport{worker_, trajectory.sample_id, trajectory.attempt, {}});
-    const auto bytes = pack_trajectory(trajectory);
     auto& unscored = unscored_[trajectory.sample_id];
     end_question(unscored);  // of an earlier attempt: its answer will not be looked at
-    unscored = {trajectory.attempt, {std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size())}, 0, false};
+    unscored = {trajectory.attempt, to_packed(trajectory), 0, false};
     ask_score(trajectory.sample_id);
   }
 

@@ -135,11 +135,8 @@ int run_rl(const RlTopology& topology) {
   for (const auto& one : state.live) live.push_back(one.group);
   // Of the samples that workers held, those that the buffer has meanwhile are done.
   auto [saved_groups, unfinished] = split_groups(resumed ? resumed->groups : std::string());
-  const auto finished = finished_samples(buffer_options, saved_groups, live, num_samples_per_group);
-  if (models.reference != nullptr && lacks_reference(buffer_options, saved_groups, live))
-    throw UsageError(
-        concat("the checkpoint holds finished samples without log-probs of a reference, which this run's ",
-               "algorithm.kl_coefficient asks for: start another run from it with checkpoint.initial_load_path"));
+  const auto finished =
+      finished_samples(buffer_options, saved_groups, live, num_samples_per_group, models.reference != nullptr);
   if (const auto slots = AdmissionLedger(admission).capacity(); static_cast<int64_t>(live.size()) > slots)
     throw UsageError(
         concat("the checkpoint holds ", live.size(), " unfinished groups, and this run has ", slots,

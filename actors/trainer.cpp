@@ -1,5 +1,6 @@
 #include "actors/trainer.h"
 
+#include "actors/packed.h"
 #include "actors/question.h"
 #include "actors/shard_group.h"
 #include "base/bytes.h"
@@ -273,12 +274,11 @@ class TrainerState {
       return;
     }
     const auto end = judging->ends[piece];
-    const auto bytes = pack_trajectories(std::span(judging->judged->trajectories).subspan(first, end - first));
     const Question question(*self_, who(), "the critic", "batch");
     self_
         ->request(critic_, setup_.limit, atom::store_v, judging->judged->step, static_cast<int32_t>(piece),
                   static_cast<int32_t>(judging->ends.size()),
-                  Packed{std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size())})
+                  to_packed(pack_trajectories(std::span(judging->judged->trajectories).subspan(first, end - first))))
         .then([this, judging, piece, end](int32_t) { send_piece(judging, piece + 1, end); },
               [this, question](const caf::error& error) { fail(question.failed(*self_, error)); });
   }
@@ -322,7 +322,7 @@ class TrainerState {
   }
 
   static void add_values(std::span<Trajectory> trajectories, const Packed& values) {
-    ByteReader reader(std::as_bytes(std::span(values.bytes)), "the critic's values");
+    ByteReader reader(bytes_of(values), "the critic's values");
     for (auto& trajectory : trajectories) {
       trajectory.values = reader.get_vector<float>();
       require(trajectory.values.size() == trajectory.tokens.size(), "the critic's values of sample ",

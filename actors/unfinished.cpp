@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "actors/packed.h"
 #include "base/bytes.h"
 #include "base/error.h"
 
@@ -21,8 +22,7 @@ std::string pack_unfinished(const UnfinishedSamples& samples) {
     out.put(id);
     out.put(bytes);
   }
-  const auto bytes = out.take();
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  return to_packed(out.take()).bytes;
 }
 
 UnfinishedSamples unpack_unfinished(const std::string& bytes) {

@@ -1,7 +1,7 @@
 // Attention over the paged cache: projection, norms of the heads, rope, the write to the cache, and the softmax.
 #include <algorithm>
 
-#include "rollout/forward_state.h"
+#include "rollout/change_row.h"
 
 namespace troupe {
 namespace {
@@ -109,13 +109,8 @@ class AttentionPart {
     s_.typed().attend(task);
     if (!s_.config.attention_gate) return;
     const float* gate = s_.wide.row(r) + query_size_ + 2 * kv_size_ + first_head * head_size_;
-    float head[kPanelColumns];
-    for (int64_t begin = 0; begin < group_ * head_size_; begin += kPanelColumns) {
-      const int64_t count = std::min(kPanelColumns, group_ * head_size_ - begin);
-      s_.typed().widen(task.out + begin, count, head);
-      for (int64_t i = 0; i < count; ++i) head[i] /= 1.0f + std::exp(-gate[begin + i]);
-      s_.typed().convert(head, count, task.out + begin);
-    }
+    change_row(s_.typed(), task.out, group_ * head_size_, task.out,
+               [gate](int64_t i, float value) { return value / (1.0f + std::exp(-gate[i])); });
   }
 
   ForwardState<T>& s_;

@@ -2,7 +2,7 @@
 // each row's own choice, whatever else is in the batch.
 #include <algorithm>
 
-#include "rollout/forward_state.h"
+#include "rollout/change_row.h"
 
 namespace troupe {
 namespace {
@@ -94,13 +94,7 @@ class ExpertsPart {
       return;
     }
     const float weight = routed_.weights[static_cast<size_t>(pair)];
-    float wide[kPanelColumns];
-    for (int64_t begin = 0; begin < hidden; begin += kPanelColumns) {
-      const int64_t count = std::min(kPanelColumns, hidden - begin);
-      s_.typed().widen(from + begin, count, wide);
-      for (int64_t i = 0; i < count; ++i) wide[i] *= weight;
-      s_.typed().convert(wide, count, to + begin);
-    }
+    change_row(s_.typed(), from, hidden, to, [weight](int64_t, float value) { return value * weight; });
   }
 
   /// work(expert, panel) for every panel of every expert that has rows.
@@ -138,13 +132,7 @@ class ExpertsPart {
   void weigh_shared(int64_t r) {
     const float weight = 1.0f / (1.0f + std::exp(-routed_.logits.row(r)[0]));
     T* row = s_.activation.row(r);
-    float wide[kPanelColumns];
-    for (int64_t begin = 0; begin < weights_.shared.size; begin += kPanelColumns) {
-      const int64_t count = std::min(kPanelColumns, weights_.shared.size - begin);
-      s_.typed().widen(row + begin, count, wide);
-      for (int64_t i = 0; i < count; ++i) wide[i] *= weight;
-      s_.typed().convert(wide, count, row + begin);
-    }
+    change_row(s_.typed(), row, weights_.shared.size, row, [weight](int64_t, float value) { return value * weight; });
   }
 
   ForwardState<T>& s_;

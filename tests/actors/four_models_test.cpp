@@ -66,12 +66,6 @@ void set_reference(VirtualRun& run, const FakeJudge::Hooks& hooks) {
   };
 }
 
-void check_each_trained_once(const VirtualRun& run) {
-  CHECK(static_cast<int64_t>(run.times_trained.size()) ==
-        run.num_steps * run.admission.num_groups_per_step * run.num_samples);
-  for (const auto& [sample, times] : run.times_trained) CHECK(times == 1);
-}
-
 }  // namespace
 
 TEST_CASE("values come before the step, policy and critic learn from them, and the critic's checkpoint is first") {
@@ -104,7 +98,7 @@ TEST_CASE("values come before the step, policy and critic learn from them, and t
   CHECK(place("critic saves 2") < place("policy saves 2"));
   for (const auto& line : run.metrics())
     if (line.contains("loss/mean")) CHECK(line.at("critic/loss") == 0.25);
-  check_each_trained_once(run);
+  run.check_each_trained_once(run.num_steps);
 }
 
 TEST_CASE("policy and critic of one unit each give one step a unit") {
@@ -199,7 +193,7 @@ TEST_CASE("every sample passes the reference on its way to the buffer, several a
   CHECK_MESSAGE(run.code == 0, run.cause);
   CHECK(most > 1);
   CHECK(most <= 4);
-  check_each_trained_once(run);
+  run.check_each_trained_once(run.num_steps);
 }
 
 TEST_CASE("a reference that falls is loaded anew, and what it was asked is asked again") {
@@ -211,7 +205,7 @@ TEST_CASE("a reference that falls is loaded anew, and what it was asked is asked
   REQUIRE(run.play());
   CHECK_MESSAGE(run.code == 0, run.cause);
   CHECK(run.num_reward_starts == 2);  // a new reference takes a new reward with it
-  check_each_trained_once(run);
+  run.check_each_trained_once(run.num_steps);
 }
 
 TEST_CASE("a reference that falls again and again ends the run with its cause") {

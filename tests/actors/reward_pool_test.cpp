@@ -84,11 +84,6 @@ struct PooledRun : VirtualRun {
   grader_actor good_grader() {
     return stage.add(spawn_grader(stage.system, {[this] { return score; }, trace, false}));
   }
-  void check_each_trained_once(int64_t steps) const {
-    CHECK(num_steps_trained == steps);
-    CHECK(static_cast<int64_t>(times_trained.size()) == steps * admission.num_groups_per_step * num_samples);
-    for (const auto& [sample, times] : times_trained) CHECK(times == 1);
-  }
 };
 
 }  // namespace

@@ -18,11 +18,6 @@ double director_seconds(const VirtualRun& run) {
   return seconds[seconds.size() / 2];
 }
 
-void check_each_trained_once(const VirtualRun& run, int64_t num_samples) {
-  CHECK(static_cast<int64_t>(run.times_trained.size()) == num_samples);
-  for (const auto& [sample, times] : run.times_trained) CHECK(times == 1);
-}
-
 }  // namespace
 
 TEST_CASE("with 64 workers that answer at once the director costs less than 1 % of a step that trains their samples") {
@@ -35,7 +30,7 @@ TEST_CASE("with 64 workers that answer at once the director costs less than 1 % 
   run.rollout_time = [](uint64_t) { return Milliseconds(0); };
   REQUIRE(run.play());
   CHECK(run.code == 0);
-  check_each_trained_once(run, 30 * 64 * 8);
+  run.check_each_trained_once(30);
   const auto seconds = director_seconds(run);
   MESSAGE("director: ", 1e3 * seconds, " ms a step of 64 workers and 512 samples");
   // 512 samples of the smallest job there is, a model of a million parameters and 16 new tokens, take two cores more
@@ -58,7 +53,7 @@ TEST_CASE("1,024 workers: each sample is trained once, within the staleness boun
   };
   REQUIRE(run.play());
   CHECK(run.code == 0);
-  check_each_trained_once(run, 4 * 1024 * 2);
+  run.check_each_trained_once(4);
   CHECK(run.worst_lag <= 1);
   CHECK(run.rollouts.size() == 1024 + 103);
 }

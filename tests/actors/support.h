@@ -10,6 +10,7 @@
 
 #include "actors/buffer.h"
 #include "actors/director.h"
+#include "actors/packed.h"
 #include "actors/question.h"
 #include "actors/reward.h"
 #include "actors/rollout.h"
@@ -105,11 +106,8 @@ inline Trajectory make_trajectory(uint64_t sample_id, uint32_t attempt, int64_t 
   return t;
 }
 
-inline Packed pack(const Trajectory& trajectory) {
-  const auto bytes = pack_trajectory(trajectory);
-  return {std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size())};
-}
-inline Trajectory unpack(const Packed& packed) { return unpack_trajectory(std::as_bytes(std::span(packed.bytes))); }
+inline Packed pack(const Trajectory& trajectory) { return to_packed(trajectory); }
+inline Trajectory unpack(const Packed& packed) { return sample_of(packed); }
 
 /// The engine's double: a sample a step, with the version of the newest weights.
 class FakeWork : public RolloutWork {

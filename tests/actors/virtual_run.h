@@ -230,6 +230,12 @@ struct VirtualRun {
     return stage.run_until([this] { return is_over; }, end);
   }
   std::vector<nlohmann::json> metrics() const { return read_json_lines(folder.path / "metrics.jsonl"); }
+  /// So many steps were trained, and each of their samples once.
+  void check_each_trained_once(int64_t steps) const {
+    CHECK(num_steps_trained == steps);
+    CHECK(static_cast<int64_t>(times_trained.size()) == steps * admission.num_groups_per_step * num_samples);
+    for (const auto& [sample, times] : times_trained) CHECK(times == 1);
+  }
   std::map<uint64_t, std::string> fates() const { return read_fates(folder.path / "journal.jsonl"); }
 
  private:

@@ -95,6 +95,12 @@ class Program {
   std::string buffer_;
 };
 
+/// Where workers may join, as the run says it.
+inline std::string join_address(Program& run) {
+  const auto rest = run.rest_of_line("troupe worker --join ");
+  return rest.substr(0, rest.find(' '));
+}
+
 inline std::string write_config(const TinyRun& run, const std::string& more) {
   const auto path = run.folder.path / "run.toml";
   std::ofstream(path) << "[run]\nname = \"tiny\"\nfolder = \"" << run.topology.run.folder << "\"\n[model]\npath = \""

@@ -35,11 +35,6 @@ struct PpoRun : TinyRun {
   std::string config;
 };
 
-std::string join_address(Program& run) {
-  const auto rest = run.rest_of_line("troupe worker --join ");
-  return rest.substr(0, rest.find(' '));
-}
-
 std::vector<std::string> worker(const std::string& address, const std::string& role,
                                 std::vector<std::string> more = {}) {
   more.insert(more.begin(), {"worker", "--join", address, "--role", role, "--threads", "1", "--heartbeat-s", "0.2",

@@ -39,11 +39,6 @@ struct ClusterRun : TinyRun {
   std::string config;
 };
 
-std::string join_address(Program& run) {
-  const auto rest = run.rest_of_line("troupe worker --join ");
-  return rest.substr(0, rest.find(' '));
-}
-
 std::vector<std::string> worker(const std::string& address, std::vector<std::string> more = {},
                                 const std::string& retry_s = "30") {
   more.insert(more.begin(),
