@@ -60,6 +60,11 @@ void refuse_unsupported_keys(const ConfigFields& fields) {
     fail("config.json: ", key, " = ", value->dump(), " changes the mathematics and is not supported for ",
          fields.model_type());
   }
+  if (fields.boolean("output_router_logits", false) && fields.number("router_aux_loss_coef", 1.0) != 0) {
+    log::warning(
+        "config.json: output_router_logits is true, but the experts' balancing loss (router_aux_loss_coef) is ",
+        "no part of the loss here");
+  }
   if (const auto dropout = fields.number("attention_dropout", 0.0); dropout != 0) {
     log::warning("config.json: attention_dropout = ", dropout, " is not applied");
   }

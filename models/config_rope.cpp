@@ -10,6 +10,8 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kOriginalLength = "original_max_position_embeddings";
+constexpr const char* kFull = "full_attention";
+constexpr const char* kSliding = "sliding_attention";
 
 /// What the dictionaries are read beside.
 struct Surroundings {
@@ -93,7 +95,14 @@ RopeConfig parse_dictionary(const json& dictionary, const std::string& where, co
     require(value == nullptr || is_axes, "config.json: ", where, ".", key,
             " changes the mathematics and is not supported");
   }
-  rope.theta = fields.number("rope_theta", around.outer.number("rope_theta", around.reading.theta));
+  for (const char* key : {"mscale", "mscale_all_dim"}) {
+    require(rope.kind == "yarn" || fields.find(key) == nullptr, "config.json: ", where, ".", key,
+            " is supported with rope_type \"yarn\" alone, not with \"", rope.kind, "\"");
+  }
+  const auto& local_key = around.reading.local_theta_key;
+  const bool is_local = around.reading.layer_type == kSliding && !local_key.empty();
+  rope.theta =
+      fields.number("rope_theta", around.outer.number(is_local ? local_key : "rope_theta", around.reading.theta));
   require(rope.theta > 0, "config.json: rope_theta must be above 0");
   if (rope.kind == "default") return rope;
   if (rope.kind == "dynamic") rope.original_max_position_embeddings = around.reading.max_position_embeddings;
@@ -106,8 +115,8 @@ RopeConfig parse_dictionary(const json& dictionary, const std::string& where, co
   if (rope.kind == "llama3") {
     rope.low_freq_factor = fields.number("low_freq_factor", std::nullopt);
     rope.high_freq_factor = fields.number("high_freq_factor", std::nullopt);
-    require(rope.low_freq_factor > 0 && rope.high_freq_factor > rope.low_freq_factor, "config.json: ", where,
-            ": high_freq_factor must be above low_freq_factor, and both above 0");
+    require(rope.low_freq_factor > 0 && rope.high_freq_factor >= rope.low_freq_factor, "config.json: ", where,
+            ": high_freq_factor must not be below low_freq_factor, and both above 0");
   }
   if (rope.kind == "yarn" || rope.kind == "dynamic") {
     require(rope.theta > 1 && around.reading.rotated_dim > 2, "config.json: ", where, ": \"", rope.kind,
@@ -134,25 +143,27 @@ RopeConfig parse_rope(const ConfigFields& fields, const RopeReading& reading) {
   const auto* parameters = fields.find("rope_parameters");
   const auto* scaling = fields.find("rope_scaling");
   std::string where = "rope_parameters";
-  const bool is_local = reading.layer_type == "sliding_attention";
+  const bool is_local = reading.layer_type == kSliding;
   const auto check_older_form = [&](const RopeConfig& rope) {
     const bool contradicted = (scaling != nullptr && parse_dictionary(*scaling, "rope_scaling", around) != rope) ||
                               fields.number("rope_theta", rope.theta) != rope.theta;
     require(!contradicted, "config.json: rope_parameters contradicts rope_theta or rope_scaling");
   };
-  if (parameters != nullptr && parameters->is_object() && parameters->contains("full_attention")) {
-    const auto& full = (*parameters)["full_attention"];
-    const auto* own = &full;
-    if (reading.layer_type.empty() || is_local) {
-      const auto sliding = parameters->find("sliding_attention");
-      if (sliding != parameters->end() && !sliding->is_null()) own = &*sliding;
-    }
+  const bool is_nested = parameters != nullptr && parameters->is_object() &&
+                         (parameters->contains(kFull) || parameters->contains(kSliding));
+  if (is_nested) {
+    // A kind of layer without a dictionary is not scaled.
+    const auto of_kind = [&](const char* kind) {
+      const auto found = parameters->find(kind);
+      return found == parameters->end() || found->is_null() ? json::object() : *found;
+    };
+    const auto full = of_kind(kFull), sliding = of_kind(kSliding);
     // One dictionary per kind of layer, but families whose layers are all rotated alike.
-    require(!reading.layer_type.empty() || *own == full,
+    require(!reading.layer_type.empty() || sliding.empty() || sliding == full,
             "config.json: rope_parameters differ between kinds of layer, which is not supported for ",
             fields.model_type());
-    where += is_local && own != &full ? ".sliding_attention" : ".full_attention";
-    const auto rope = parse_dictionary(*own, where, around);
+    where += concat(".", is_local ? kSliding : kFull);
+    const auto rope = parse_dictionary(is_local ? sliding : full, where, around);
     if (!is_local) {
       check_older_form(rope);
     } else if (!reading.local_theta_key.empty() && reading.local_theta_key != "rope_theta") {

@@ -10,12 +10,14 @@
 namespace troupe {
 namespace {
 
-/// Long waves are stretched by the factor, short ones kept, those between interpolated.
+/// Long waves are stretched by the factor, short ones kept, those between interpolated; none are between where the
+/// bounds are one, as Llama 4 has them.
 double llama3_frequency(const RopeConfig& rope, double frequency) {
   const double wave_length = 2 * std::numbers::pi / frequency;
   const double length = static_cast<double>(rope.original_max_position_embeddings);
-  const double smooth = (length / wave_length - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor);
-  const double kept = std::clamp(smooth, 0.0, 1.0);
+  const double above = length / wave_length - rope.low_freq_factor;
+  const double width = rope.high_freq_factor - rope.low_freq_factor;
+  const double kept = width == 0 ? (above >= 0 ? 1.0 : 0.0) : std::clamp(above / width, 0.0, 1.0);
   return (1 - kept) * frequency / rope.factor + kept * frequency;
 }
 

@@ -145,7 +145,7 @@ void read_deepseek_experts(const ConfigFields& fields, ModelConfig& config) {
   refuse_unless(fields, "moe_layer_freq", 1);
   config.names.shared_expert = "shared_experts";
   config.num_extra_layers =
-      fields.integer(fields.find("num_mtp_layers") != nullptr ? "num_mtp_layers" : "num_nextn_predict_layers", 0, 0);
+      fields.integer(fields.find("num_mtp_layers") != nullptr ? "num_mtp_layers" : "num_nextn_predict_layers", 1, 0);
   const auto first = fields.integer("first_k_dense_replace", std::nullopt, 0);
   config.layers.resize(static_cast<size_t>(config.num_hidden_layers));
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) config.layers[static_cast<size_t>(i)].has_experts = i >= first;
@@ -164,6 +164,7 @@ void read_delta_hybrid(const ConfigFields& fields, bool joined_projections, Mode
           " is not a multiple of linear_num_key_heads = ", delta.num_key_heads);
   config.query_key_norm = config.attention_gate = config.norm_from_one = true;
   refuse_unless(fields, "attn_output_gate", true);
+  refuse_unless(fields, "output_gate_type", "swish");
   read_attention_bias(fields, true, config);
   const auto types = read_layer_types(fields, config.num_hidden_layers, {"linear_attention", "full_attention"});
   const auto interval = fields.integer("full_attention_interval", 4, 1);

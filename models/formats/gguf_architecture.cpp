@@ -13,7 +13,9 @@ void add_gemma3(const GgufHeader& header, nlohmann::json& config) {
   config["sliding_window"] = header.integer("gemma3.attention.sliding_window");
   config["sliding_window_pattern"] = 6;
   config["rope_local_base_freq"] = 10000.0;
-  config["final_logit_softcapping"] = header.number("gemma3.final_logit_softcapping", 0.0);
+  if (const double cap = header.number("gemma3.final_logit_softcapping", 0.0); cap > 0) {
+    config["final_logit_softcapping"] = cap;
+  }
   // Of the published ones the largest alone, told by its layers, scales by the width a head would have.
   constexpr int64_t kLayersOfLargest = 62;
   const auto head_dim = config.at("head_dim").get<int64_t>();

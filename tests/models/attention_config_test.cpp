@@ -101,6 +101,8 @@ TEST_CASE("dynamic scaling and longrope follow the length of the document") {
 
 TEST_CASE("rope settings that make no sense are named") {
   CHECK(contains(rope_error({{"type", "dynamic"}}), "factor is missing"));
+  CHECK(contains(rope_error({{"type", "linear"}, {"factor", 2}, {"mscale_all_dim", 1.0}}), "mscale_all_dim"));
+  CHECK(contains(rope_error({{"type", "default"}, {"mscale", 1.0}}), "mscale"));
   CHECK(contains(rope_error({{"type", "yarn"}, {"factor", 0.5}}), "factor = 0.5"));
   CHECK(contains(rope_error({{"type", "yarn"}, {"factor", 4}, {"beta_fast", -1}}), "beta_fast"));
   CHECK(contains(rope_error({{"type", "longrope"}, {"factor", 4}}), "short_factor is missing"));
@@ -152,6 +154,11 @@ TEST_CASE("sliding windows are those of transformers, layer by layer") {
   CHECK(windows_of("qwen2", sliding) == Windows{8, 0, 0, 8});
   sliding["layer_types"] = {"sliding_attention"};
   CHECK(contains(error_of([&] { windows_of("qwen2", sliding); }), "layer_types"));
+  CHECK(windows_of("qwen3_moe", {{"use_sliding_window", true},
+                                 {"sliding_window", nullptr},
+                                 {"num_experts", 4},
+                                 {"num_experts_per_tok", 2},
+                                 {"moe_intermediate_size", 8}}) == Windows{});
   CHECK(contains(error_of([&] { windows_of("mistral", {{"sliding_window", -4}}); }), "sliding_window"));
   for (const json& more : {json::object(), json{{"sliding_window", 8}}, json{{"sliding_window", nullptr}}}) {
     auto config = small_config("mistral");

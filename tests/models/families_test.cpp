@@ -1,5 +1,6 @@
 // Families: what their config.json says and leaves out, what is refused, what is written, and that a packed row gives
 // every family what single rows give.
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 
@@ -99,6 +100,7 @@ TEST_CASE("keys that are left out have the values of transformers") {
   CHECK(with("deepseek_v3", {{"model_type", "kimi_k2"}}).model_type == "deepseek_v3");
   CHECK(with("llama4", {}, {"moe_layers", "interleave_moe_layer_step"}).layer(0).has_experts);
   CHECK(with("qwen3_next", {}, {"layer_types"}).layer(2).mixer == Mixer::kDeltaNet);
+  CHECK(with("deepseek_v3", {}, {"num_nextn_predict_layers"}).num_extra_layers == 1);
   CHECK(parse_model_config({{"model_type", "gemma3"}, {"text_config", {{"model_type", "gemma3_text"}}}}).vocab_size ==
         262208);
 }
@@ -119,6 +121,83 @@ TEST_CASE("what a family does not know is refused by name") {
   CHECK(contains(refusal("smollm3", {{"num_experts", 4}}), "num_experts"));
   CHECK(contains(refusal("smollm3", {{"no_rope_layers", {1}}}), "no_rope_layers"));
   CHECK(contains(refusal("gemma3", {{"rope_local_base_freq", 500.0}}), "rope_local_base_freq"));
+  CHECK(contains(refusal("qwen3_5", {{"output_gate_type", "sigmoid"}}), "output_gate_type"));
+  CHECK(with("qwen3_5", {{"output_gate_type", "swish"}}).attention_gate);
+  CHECK(contains(refusal("gpt_oss", {{"swiglu_limit", 0.0}}), "swiglu_limit"));
+  CHECK(with("gpt_oss", {{"swiglu_limit", 5.0}}).moe.clamp_limit == 5);
+  CHECK(contains(refusal("llama4", {{"attn_temperature_tuning", "yes"}}), "attn_temperature_tuning"));
+}
+
+TEST_CASE("rope_parameters of one kind of layer leave the other its own theta, unscaled") {
+  const json linear = {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 2e6}};
+  const auto global = with("gemma3", {{"rope_parameters", {{"full_attention", linear}}}});
+  CHECK(global.rope.kind == "linear");
+  CHECK(global.rope.theta == 2e6);
+  CHECK(global.local_rope.kind == "default");
+  CHECK(global.local_rope.theta == 1e4);
+  const json null_local = {{"full_attention", linear}, {"sliding_attention", nullptr}};
+  CHECK(with("gemma3", {{"rope_parameters", null_local}, {"rope_local_base_freq", 5e3}}).local_rope.theta == 5e3);
+  const auto local = with("gemma3", {{"rope_parameters", {{"sliding_attention", {{"rope_theta", 3e4}}}}}});
+  CHECK(local.rope.kind == "default");
+  CHECK(local.rope.theta == 1e6);
+  CHECK(local.local_rope.theta == 3e4);
+  const json without_theta = {{"full_attention", {{"rope_type", "default"}}}, {"sliding_attention", json::object()}};
+  const auto outer = with("gemma3", {{"rope_parameters", without_theta}, {"rope_theta", 7e5}});
+  CHECK(outer.rope.theta == 7e5);
+  CHECK(outer.local_rope.theta == 1e4);
+  const auto olmo = with("olmo3", {{"rope_parameters", {{"full_attention", linear}}}});
+  CHECK(olmo.rope.kind == "linear");
+  CHECK(olmo.local_rope.kind == "default");
+  CHECK(contains(error_of([&] {
+                   with("qwen3_moe", {{"rope_parameters", {{"sliding_attention", {{"rope_theta", 3e4}}}}}});
+                 }),
+                 "differ between kinds of layer"));
+}
+
+TEST_CASE("Llama 4 as it is published: a flag given as a number, and a rope with a hard step") {
+  CHECK(with("llama4", {{"attn_temperature_tuning", 4}}).temperature_scale > 0);
+  CHECK(with("llama4", {{"attn_temperature_tuning", 0}}).temperature_scale == 0);
+  CHECK(with("llama4", {{"attn_temperature_tuning", false}}).temperature_scale == 0);
+  CHECK(write_model_config(with("llama4", {{"attn_temperature_tuning", 4}}), "float32").at("attn_temperature_tuning") ==
+        true);
+  std::ifstream file(TROUPE_SOURCE_DIR "/configs/models/llama-4-scout/config.json");
+  const auto scout = parse_model_config(json::parse(file));
+  CHECK(scout.temperature_scale > 0);
+  CHECK(scout.rope.kind == "llama3");
+  const auto frequencies = rope_inverse_frequencies(scout.rope, 128);
+  int num_kept = 0;
+  for (int i = 0; i < 64; ++i) {
+    const double plain = std::pow(500000.0, -i / 64.0);
+    const bool turns_once = 8192 >= 2 * M_PI / plain;
+    num_kept += turns_once;
+    CHECK(frequencies[i] == doctest::Approx(turns_once ? plain : plain / 16).epsilon(1e-14));
+  }
+  CHECK(num_kept > 0);
+  CHECK(num_kept < 64);
+}
+
+TEST_CASE("qwen3_5 with experts reads its keys, and what it writes reads back") {
+  const json changes = {{"model_type", "qwen3_5_moe_text"},
+                        {"num_experts", 6},
+                        {"num_experts_per_tok", 2},
+                        {"moe_intermediate_size", 32},
+                        {"shared_expert_intermediate_size", 24}};
+  for (const char* type : {"qwen3_5_moe_text", "qwen3_5_moe"}) {
+    auto own = changes;
+    own["model_type"] = type;
+    const auto config = with("qwen3_5", own);
+    CHECK(config.model_type == "qwen3_5_moe_text");
+    CHECK(config.moe.num_experts == 6);
+    CHECK(config.moe.shared_intermediate_size == 24);
+    CHECK(config.layer(0).has_experts);
+    CHECK(config.layer(0).mixer == Mixer::kDeltaNet);
+    CHECK(config.layer(2).mixer == Mixer::kAttention);
+    const auto written = write_model_config(config, "float32");
+    CHECK(written.at("architectures").at(0) == "Qwen3_5MoeForCausalLM");
+    const auto again = parse_model_config(written);
+    CHECK((again.layers == config.layers));
+    CHECK(again.num_parameters() == config.num_parameters());
+  }
 }
 
 TEST_CASE("every family: prompts that completions share give the numbers and gradients of separate rows") {

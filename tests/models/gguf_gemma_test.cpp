@@ -1,5 +1,8 @@
-// Gemma 3 from GGUF: a file made of the fixture's weights gives the folder's network and numbers; the published 270M
-// file, where TROUPE_GEMMA3_GGUF names it, the ids of transformers (tests/rollout/gemma_gguf_test.cpp).
+// Gemma 3 from GGUF: a file of a model's weights gives the network and the logits of the model's folder; the published
+// 270M file, where TROUPE_GEMMA3_GGUF names it, the ids of transformers (tests/rollout/gemma_gguf_test.cpp).
+#include <fstream>
+#include <optional>
+
 #include "models/decoder.h"
 #include "models/formats/checkpoint_reader.h"
 #include "tests/doctest.h"
@@ -25,8 +28,8 @@ const std::pair<const char*, const char*> kLayerNames[] = {{"attn_norm", "input_
                                                            {"ffn_down", "mlp.down_proj"},
                                                            {"post_ffw_norm", "post_feedforward_layernorm"}};
 
-/// The fixture's tensors as llama.cpp's converter writes them: norms with 1 added.
-std::string gguf_of(const TensorMap& weights, const ModelConfig& config) {
+/// A model's tensors as llama.cpp's converter writes them: norms with 1 added.
+std::string gguf_of(const TensorMap& weights, const ModelConfig& config, std::optional<float> softcap) {
   std::vector<std::pair<std::string, Tensor>> tensors = {{"token_embd.weight", weights.at("model.embed_tokens.weight")},
                                                          {"output_norm.weight", weights.at("model.norm.weight") + 1}};
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
@@ -36,7 +39,7 @@ std::string gguf_of(const TensorMap& weights, const ModelConfig& config) {
       tensors.emplace_back(concat("blk.", i, ".", own, ".weight"), tensor.contiguous());
     }
   }
-  GgufBuilder builder(tensors.size(), 12);
+  GgufBuilder builder(tensors.size(), softcap ? 13 : 12);
   const auto size = [&](const char* key, int64_t value) {
     builder.key_uint32(std::string("gemma3.") + key, static_cast<uint32_t>(value));
   };
@@ -52,6 +55,7 @@ std::string gguf_of(const TensorMap& weights, const ModelConfig& config) {
   size("attention.sliding_window", 8);
   builder.key_float("gemma3.attention.layer_norm_rms_epsilon", static_cast<float>(config.rms_norm_eps));
   builder.key_float("gemma3.rope.freq_base", 1e6f);
+  if (softcap) builder.key_float("gemma3.final_logit_softcapping", *softcap);
   uint64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
     std::vector<uint64_t> dimensions(tensor.sizes().rbegin(), tensor.sizes().rend());
@@ -67,28 +71,57 @@ std::string gguf_of(const TensorMap& weights, const ModelConfig& config) {
 }  // namespace
 
 TEST_CASE("a gemma3 GGUF is the network of the Hugging Face folder") {
-  const auto original = open_checkpoint(fixture_models() / "gemma3");
-  const auto weights = load_weights(*original, at::kFloat);
-  const TemporaryFolder folder;
-  write_file_synced(folder / "gemma.gguf", gguf_of(weights, original->config()));
-  const auto reader = open_checkpoint(folder / "gemma.gguf");
-  const auto& config = reader->config();
-  CHECK(config.model_type == original->config().model_type);
-  CHECK(config.tie_word_embeddings);
-  CHECK(config.activation == Activation::kGeluTanh);
-  CHECK(config.rope.theta == 1e6);
-  CHECK(config.local_rope.theta == 1e4);
-  CHECK(config.softmax_scale() == doctest::Approx(1 / std::sqrt(static_cast<double>(config.head_dim))));
-  CHECK((config.attention_windows() == std::vector<int64_t>(static_cast<size_t>(config.num_hidden_layers), 8)));
-  const auto read = load_weights(*reader, at::kFloat);
-  CHECK(read.size() == weights.size());
-  for (const auto& [name, weight] : weights) {
-    CAPTURE(name);
-    CHECK((read.at(name) - weight).abs().max().item<float>() < 2e-7);
+  // What GGUF files leave out: every sixth layer is global, scores are scaled by the size of a head.
+  std::ifstream file(fixture_models() / "gemma3" / "config.json");
+  auto json = nlohmann::json::parse(file);
+  json.erase("layer_types");
+  json["num_hidden_layers"] = 7;
+  json["query_pre_attn_scalar"] = json.at("head_dim");
+  for (const auto softcap : {std::optional<float>(), std::optional<float>(0.0f), std::optional<float>(5.0f)}) {
+    CAPTURE(softcap.value_or(-1));
+    json["final_logit_softcapping"] = softcap.value_or(0) > 0 ? nlohmann::json(*softcap) : nlohmann::json();
+    const auto wanted = parse_model_config(json);
+    CHECK((wanted.attention_windows() == std::vector<int64_t>{8, 8, 8, 8, 8, 0, 8}));
+    const TemporaryFolder folder;
+    auto weights = testing::random_weights(wanted, at::kFloat);
+    for (auto& [name, weight] : weights) weight = weight.detach();
+    write_hf_folder(folder / "model", wanted, weights, at::kFloat, nullptr);
+    write_file_synced(folder / "gemma.gguf", gguf_of(weights, wanted, softcap));
+    const auto original = open_checkpoint(folder / "model"), reader = open_checkpoint(folder / "gemma.gguf");
+    const auto read = load_weights(*reader, at::kFloat);
+    CHECK(read.size() == weights.size());
+    for (const auto& [name, weight] : weights) {
+      CAPTURE(name);
+      CHECK((read.at(name) - weight).abs().max().item<float>() < 1e-6);
+    }
+    const auto check_config = [&](const ModelConfig& config) {
+      CHECK(config.model_type == wanted.model_type);
+      CHECK(config.tie_word_embeddings);
+      CHECK((config.activation == wanted.activation));
+      CHECK((config.layers == wanted.layers));
+      CHECK((config.rope == wanted.rope));
+      CHECK((config.local_rope == wanted.local_rope));
+      CHECK(config.softmax_scale() == doctest::Approx(wanted.softmax_scale()));
+      CHECK(config.logit_softcap == doctest::Approx(wanted.logit_softcap));
+      CHECK(config.embedding_scale == wanted.embedding_scale);
+    };
+    check_config(reader->config());
+    const auto written = write_model_config(reader->config(), "float32");
+    check_config(parse_model_config(written));
+    // transformers would divide by a cap of 0.
+    CHECK(written.at("final_logit_softcapping").is_null() == (softcap.value_or(0) == 0));
+    at::manual_seed(6);
+    const Tensor tokens = at::randint(160, {40}, at::kLong);  // well beyond the windows
+    const auto logits_of = [&](const CheckpointReader& source) {
+      Decoder decoder(source.config());
+      decoder.bind_all(load_weights(source, at::kFloat));
+      return decoder.logits(decoder.forward(tokens, PackedLayout{{{0, 40, -1}}, 40}));
+    };
+    CHECK(testing::relative_difference(logits_of(*reader), logits_of(*original)) < 1e-4);
+    // Norms narrowed once: not the sum with 1, which would lose their last bits.
+    const auto narrow = load_weights(*reader, at::kBFloat16).at("model.norm.weight");
+    CHECK(at::equal(narrow, read.at("model.norm.weight").to(at::kBFloat16)));
   }
-  // Norms narrowed once: not the sum with 1, which would lose their last bits.
-  const auto narrow = load_weights(*reader, at::kBFloat16).at("model.norm.weight");
-  CHECK(at::equal(narrow, read.at("model.norm.weight").to(at::kBFloat16)));
 }
 
 TEST_CASE("an architecture that is not known prints the known ones") {

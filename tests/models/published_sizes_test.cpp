@@ -1,5 +1,6 @@
 // Parameter counts of published models, from the list of parameters alone: configs/models holds their configurations'
-// essentials, and the counts are those that transformers gives for them.
+// essentials. The counts are those of what the checkpoints hold; transformers, which keeps the bias of the choice of
+// experts as a buffer, counts deepseek-v3, kimi-k2 and both glm-4.5 without that number an expert.
 #include <fstream>
 
 #include "models/config.h"

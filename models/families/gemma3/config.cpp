@@ -33,6 +33,8 @@ void read(const ConfigFields& fields, ModelConfig& config) {
 
 void write(const ModelConfig& config, nlohmann::json& json) {
   json["attention_bias"] = config.attention_bias;
+  // Not 0, by which transformers would divide.
+  json["final_logit_softcapping"] = config.logit_softcap > 0 ? nlohmann::json(config.logit_softcap) : nlohmann::json();
   json["layer_types"] = nlohmann::json::array();
   for (const auto& layer : config.layers) {
     json["layer_types"].push_back(layer.window > 0 ? "sliding_attention" : "full_attention");

@@ -1,5 +1,6 @@
 // gpt-oss (OpenAI 2025): a learned sink in every head, windows in every second layer, clamped gated experts with
 // biases.
+#include "base/error.h"
 #include "models/families/family.h"
 
 namespace troupe {
@@ -18,6 +19,7 @@ void read(const ConfigFields& fields, ModelConfig& config) {
   moe.router_bias = moe.expert_bias = moe.gate_up_take_turns = true;
   moe.form = ExpertForm::kStacked;
   moe.clamp_limit = fields.number("swiglu_limit", 7.0);
+  require(moe.clamp_limit > 0, "config.json: swiglu_limit = ", moe.clamp_limit, " must be above 0");
   moe.swish_factor = 1.702;
   config.names.router = "router";
   for (auto& layer : config.layers) layer.has_experts = true;

@@ -25,11 +25,18 @@ void read_experts(const ConfigFields& fields, ModelConfig& config) {
   }
 }
 
+/// A flag that the published folders give as a number (4).
+bool read_temperature_flag(const ConfigFields& fields) {
+  constexpr const char* kKey = "attn_temperature_tuning";
+  const auto* value = fields.find(kKey);
+  return value != nullptr && value->is_number() ? fields.number(kKey, 0.0) != 0 : fields.boolean(kKey, true);
+}
+
 void read(const ConfigFields& fields, ModelConfig& config) {
   read_attention_bias(fields, true, config);
   config.rope_interleaved = true;
   config.unit_query_key = fields.boolean("use_qk_norm", true);
-  if (fields.boolean("attn_temperature_tuning", true)) {
+  if (read_temperature_flag(fields)) {
     config.temperature_scale = fields.number("attn_scale", 0.1);
     config.temperature_floor = fields.number("floor_scale", 8192.0);
     require(config.temperature_floor > 0, "config.json: floor_scale must be above 0");
@@ -50,6 +57,7 @@ void read(const ConfigFields& fields, ModelConfig& config) {
 void write(const ModelConfig& config, nlohmann::json& json) {
   json["intermediate_size_mlp"] = config.intermediate_size;
   json["intermediate_size"] = config.moe.intermediate_size;
+  json["attn_temperature_tuning"] = config.temperature_scale != 0;
 }
 
 }  // namespace

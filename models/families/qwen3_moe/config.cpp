@@ -8,8 +8,8 @@ void read(const ConfigFields& fields, ModelConfig& config) {
   config.query_key_norm = true;
   read_attention_bias(fields, true, config);
   read_qwen_experts(fields, config);
-  if (!fields.boolean("use_sliding_window", false)) return;
-  const auto window = fields.integer("sliding_window", 4096, 0);
+  if (!fields.boolean("use_sliding_window", false) || fields.is_null("sliding_window")) return;
+  const auto window = fields.integer("sliding_window", 4096, 1);
   for (auto& layer : config.layers) layer.window = window;
 }
 
