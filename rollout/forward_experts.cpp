@@ -195,6 +195,7 @@ void choose_experts(const MoeConfig& config, const std::vector<float>& choice_bi
     for (int64_t e = 0; e < config.num_experts; ++e) sum += std::exp(logits[e] - largest);
   }
   const bool divides = !is_sigmoid || config.normalise;
+  if (is_sigmoid) sum += 1e-20f;  // all of the chosen may round to 0
   for (int64_t k = 0; k < count; ++k) {
     weights[k] = (divides ? weights[k] / sum : weights[k]) * static_cast<float>(config.scale);
   }

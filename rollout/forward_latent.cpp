@@ -22,7 +22,8 @@ class LatentPart {
         key_size_(rank_ + sizes_.rotary_dim),
         key_begin_(round_up(num_heads_ * sizes_.query_dim(), kPanelColumns)),
         joined_begin_(key_begin_ + round_up(key_size_, kPanelColumns)),
-        joined_stride_(round_up(key_size_, kPanelColumns)) {}
+        joined_stride_(round_up(key_size_, kPanelColumns)),
+        narrow_stride_(latent_narrow_size(sizes_)) {}
 
   void run(Walk& walk) {
     project_keys(walk);
@@ -44,7 +45,7 @@ class LatentPart {
 
  private:
   float* joined(int64_t r, int64_t head) { return s_.wide.row(r) + joined_begin_ + head * joined_stride_; }
-  T* narrow_head(int64_t r, int64_t head) { return s_.narrow.row(r) + head * round_up(key_size_, 2); }
+  T* narrow_head(int64_t r, int64_t head) { return s_.narrow.row(r) + head * narrow_stride_; }
 
   void multiply_into(Walk& walk, const PackedMatrix<T>& matrix, const T* a, int64_t a_stride, int64_t column) {
     s_.share(walk, matrix.num_panels, 1, [&](int64_t begin, int64_t end) {
@@ -153,7 +154,7 @@ class LatentPart {
   const PackedLayer<T>& layer_;
   const PackedLatent<T>& weights_;
   const LatentConfig& sizes_;
-  const int64_t num_heads_, rank_, key_size_, key_begin_, joined_begin_, joined_stride_;
+  const int64_t num_heads_, rank_, key_size_, key_begin_, joined_begin_, joined_stride_, narrow_stride_;
 };
 
 }  // namespace

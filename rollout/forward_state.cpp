@@ -25,7 +25,7 @@ Widths widths_of(const ModelConfig& config) {
     widen(widths.input, heads * latent.value_dim);
     widen(widths.wide, round_up(heads * latent.query_dim(), kPanelColumns) + round_up(key, kPanelColumns) +
                            std::max(heads * round_up(key, kPanelColumns), round_up(latent.query_rank, kPanelColumns)));
-    widen(widths.narrow, std::max(latent.query_rank, heads * round_up(key, 2)));
+    widen(widths.narrow, std::max(latent.query_rank, heads * latent_narrow_size(latent)));
   }
   if (config.has(Mixer::kDeltaNet)) {
     const auto& delta = config.delta;

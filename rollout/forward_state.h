@@ -5,6 +5,7 @@
 // stage. A row's arithmetic never depends on the other rows.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -18,6 +19,12 @@ namespace troupe {
 inline constexpr int64_t kRowChunk = 64;  // rows whose partial results stay in the first-level cache
 
 inline int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+/// Of a head's narrowed row in latent attention: its plain query, then what it gathered. An even number, as bf16
+/// products take pairs.
+inline int64_t latent_narrow_size(const LatentConfig& sizes) {
+  return round_up(std::max(sizes.key_value_rank + sizes.rotary_dim, sizes.plain_dim), 2);
+}
 
 /// Memory aligned to a cache line.
 template <class T>

@@ -42,4 +42,21 @@ TEST_CASE("engine and trainer choose the same experts with the same weights") {
   }
 }
 
+TEST_CASE("scores that all round to 0 weigh nothing instead of dividing by 0") {
+  MoeConfig config;
+  config.num_experts = 4;
+  config.num_experts_per_token = 2;
+  config.score = RouterScore::kSigmoid;
+  config.normalise = true;
+  const Tensor logits = at::full({1, 4}, -200.0f);
+  int32_t experts[2];
+  float weights[2];
+  choose_experts(config, {}, logits.const_data_ptr<float>(), experts, weights);
+  const auto routing = blocks::route(logits, {at::eye(4), Tensor(), Tensor()}, config);
+  for (int64_t k = 0; k < 2; ++k) {
+    CHECK(weights[k] == 0);
+    CHECK(routing.weights_TK[0][k].item<float>() == 0);
+  }
+}
+
 }  // namespace troupe
