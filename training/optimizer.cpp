@@ -13,13 +13,13 @@ struct Run {
 };
 
 std::vector<Run> runs_of_unit(int64_t unit, const std::vector<ShardPiece>& pieces,
-                              const std::map<std::string, size_t>& dimensions) {
+                              const std::map<std::string, bool>& decays) {
   std::vector<Run> runs;
   for (const auto& piece : pieces) {
     if (piece.unit != unit || piece.flat_end == piece.flat_begin) continue;
-    const auto found = dimensions.find(piece.name);
-    require(found != dimensions.end(), "optimizer: the shard holds ", piece.name, ", which the model does not have");
-    runs.push_back({piece.shard_begin, piece.shard_begin + piece.flat_end - piece.flat_begin, found->second > 1});
+    const auto found = decays.find(piece.name);
+    require(found != decays.end(), "optimizer: the shard holds ", piece.name, ", which the model does not have");
+    runs.push_back({piece.shard_begin, piece.shard_begin + piece.flat_end - piece.flat_begin, found->second});
   }
   std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.begin < b.begin; });
   std::vector<Run> merged;
@@ -37,11 +37,11 @@ class AdamW : public Optimizer {
   AdamW(const OptimizerOptions& options, std::vector<UnitShard>& shards, const std::vector<ShardPiece>& pieces,
         const std::vector<ParameterSpec>& specs)
       : options_(options), shards_(shards) {
-    std::map<std::string, size_t> dimensions;
-    for (const auto& spec : specs) dimensions[spec.name] = spec.shape.size();
+    std::map<std::string, bool> decays;
+    for (const auto& spec : specs) decays[spec.name] = spec.shape.size() > 1 && !spec.name.ends_with("bias");
     for (const auto& shard : shards) {
       runs_.push_back(options.weight_decay == 0 ? std::vector<Run>{{0, shard.parameter.numel(), false}}
-                                                : runs_of_unit(shard.unit, pieces, dimensions));
+                                                : runs_of_unit(shard.unit, pieces, decays));
       exp_avg_.push_back(at::zeros_like(shard.parameter));
       exp_avg_sq_.push_back(at::zeros_like(shard.parameter));
     }
