@@ -15,15 +15,17 @@ Decoder::Decoder(ModelConfig config) : config_(std::move(config)), specs_(parame
   require(config_.num_key_value_heads > 0 && config_.num_attention_heads % config_.num_key_value_heads == 0,
           "num_attention_heads (", config_.num_attention_heads, ") must be a multiple of num_key_value_heads (",
           config_.num_key_value_heads, ")");
+  // What is not bound is its shape alone.
+  for (const auto& spec : specs_) parameters_[spec.name] = at::empty(spec.shape, at::TensorOptions(at::kMeta));
   require(config_.rotated_dim() % 2 == 0, "rope turns ", config_.rotated_dim(), " dimensions, which are no pairs");
 }
 
 void Decoder::bind(const std::string& name, Tensor parameter) {
-  const auto spec = std::find_if(specs_.begin(), specs_.end(), [&](const auto& each) { return each.name == name; });
-  require(spec != specs_.end(), "the ", config_.model_type, " network has no parameter \"", name, "\"");
-  require(parameter.sizes() == at::IntArrayRef(spec->shape), "parameter \"", name, "\" has shape ", parameter.sizes(),
-          ", expected ", at::IntArrayRef(spec->shape));
-  parameters_[name] = std::move(parameter);
+  const auto place = parameters_.find(name);
+  require(place != parameters_.end(), "the ", config_.model_type, " network has no parameter \"", name, "\"");
+  require(parameter.sizes() == place->second.sizes(), "parameter \"", name, "\" has shape ", parameter.sizes(),
+          ", expected ", place->second.sizes());
+  place->second = std::move(parameter);
 }
 
 void Decoder::bind_all(const TensorMap& weights) {
@@ -35,13 +37,13 @@ void Decoder::bind_all(const TensorMap& weights) {
 
 const Tensor& Decoder::parameter(const std::string& name) const {
   const auto found = parameters_.find(name);
-  require(found != parameters_.end(), "parameter \"", name, "\" was not given to the network");
+  require(found != parameters_.end() && !found->second.is_meta(), "parameter \"", name,
+          "\" was not given to the network");
   return found->second;
 }
 
 Tensor Decoder::optional_parameter(const std::string& name) const {
-  const bool exists = std::any_of(specs_.begin(), specs_.end(), [&](const auto& each) { return each.name == name; });
-  return exists ? parameter(name) : Tensor();
+  return parameters_.contains(name) ? parameter(name) : Tensor();
 }
 
 Tensor Decoder::forward(const Tensor& tokens_T, const PackedLayout& layout) const {
