@@ -29,6 +29,7 @@ struct FullyShardedDecoder::Implementation : std::enable_shared_from_this<FullyS
   TensorMap gather_full(at::ScalarType dtype, bool gradients);
   Tensor gather_shards(size_t unit, at::ScalarType dtype, bool gradients);
   void place_parts(const Tensor& parts, size_t unit, const TensorMap& wholes);
+  void place_constants(size_t unit, bool is_owner, int owner, TensorMap& of_unit);
 
   size_t last_unit() const { return units.size() - 1; }
   bool reshards(size_t unit) const {
@@ -287,9 +288,37 @@ TensorMap FullyShardedDecoder::Implementation::gather_full(at::ScalarType dtype,
       auto values = whole.narrow(0, 0, numel);
       groups.pipeline()->broadcast(values, owner, concat("unit ", index, " of its stage"));
     }
+    if (!gradients && dtype != at::kFloat && dtype != at::kDouble) place_constants(index, is_owner, owner, of_unit);
     tensors.merge(of_unit);
   }
   return tensors;
+}
+
+/// Puts what is not trained of a unit among its tensors in fp32, in place of its narrowed values.
+void FullyShardedDecoder::Implementation::place_constants(size_t unit, bool is_owner, int owner, TensorMap& of_unit) {
+  std::vector<ParameterSpec> constants;
+  int64_t numel = 0;
+  for (const auto& spec : plan.whole_specs()) {
+    if (spec.unit != static_cast<int64_t>(unit) || spec.is_trained) continue;
+    constants.push_back(spec);
+    numel += c10::multiply_integers(spec.shape);
+  }
+  if (constants.empty()) return;
+  const auto label = concat("unit ", unit, " full weights");
+  Tensor values;
+  if (is_owner) {
+    values = units[unit].parts->gather_constants(label);
+    require(values.numel() == numel, "unit ", unit, ": constants are not split over tensor ranks");
+  } else {
+    values = at::empty({numel}, shards[unit].parameter.options());
+  }
+  if (groups.pipeline() != nullptr) groups.pipeline()->broadcast(values, owner, label + " constants of its stage");
+  int64_t begin = 0;
+  for (const auto& spec : constants) {
+    const auto length = c10::multiply_integers(spec.shape);
+    of_unit[spec.name] = values.narrow(0, begin, length).view(spec.shape);
+    begin += length;
+  }
 }
 
 // -- FullyShardedDecoder ---------------------------------------------------------------------------------------------

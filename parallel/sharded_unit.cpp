@@ -17,6 +17,12 @@ ShardedUnit::ShardedUnit(const std::vector<ParameterSpec>& wholes, const Paralle
     sums_parts_ = sums_parts_ || parameter.part.sums_over_tensor || sums_over_tied;
     parameters_.push_back(std::move(parameter));
   }
+  int64_t constants = 0;
+  for (auto& parameter : parameters_) {
+    if (parameter.spec.is_trained) continue;
+    parameter.constants_begin = constants;
+    constants += parameter.numel;
+  }
   const int64_t size = options_.collectives->size();
   shard_numel_ = (numel + size - 1) / size;
   const auto fp32 = at::TensorOptions(at::kFloat).device(options_.device);
@@ -27,6 +33,7 @@ ShardedUnit::ShardedUnit(const std::vector<ParameterSpec>& wholes, const Paralle
   alias_ = size == 1 && options_.parameter_dtype == at::kFloat;
   // variable_data: own version counter, so that writing the gathered values is no change that autograd objects to.
   flat_ = alias_ ? shard_.variable_data() : at::empty({padded_numel()}, fp32.dtype(options_.parameter_dtype));
+  if (!alias_ && constants > 0) constants_ = at::zeros({constants}, fp32);
   for (size_t index = 0; index < parameters_.size(); ++index) leaves_.push_back(make_leaf(index));
   gathered_ = alias_;
   if (!alias_) {
@@ -37,7 +44,9 @@ ShardedUnit::ShardedUnit(const std::vector<ParameterSpec>& wholes, const Paralle
 
 Tensor ShardedUnit::make_leaf(size_t index) const {
   const auto& parameter = parameters_[index];
-  return flat_.narrow(0, parameter.begin, parameter.numel)
+  const bool is_constant = parameter.constants_begin >= 0 && constants_.defined();
+  return (is_constant ? constants_.narrow(0, parameter.constants_begin, parameter.numel)
+                      : flat_.narrow(0, parameter.begin, parameter.numel))
       .view(parameter.spec.shape)
       .variable_data()
       .set_requires_grad(true);
@@ -59,9 +68,35 @@ void ShardedUnit::gather(const std::string& label) {
     auto own = whole.narrow(0, shard_begin(), shard_numel_);
     own.copy_(shard_);
     if (options_.collectives->size() > 1) options_.collectives->all_gather(whole, own, label);
+    if (constants_.defined() && constants_stale_) {
+      constants_.variable_data().copy_(gather_constants(label));
+      constants_stale_ = false;
+    }
   }
   gathered_ = true;
   stale_ = false;
+}
+
+int64_t ShardedUnit::num_constants() const {
+  int64_t count = 0;
+  for (const auto& parameter : parameters_) count += parameter.spec.is_trained ? 0 : parameter.numel;
+  return count;
+}
+
+Tensor ShardedUnit::gather_constants(const std::string& label) {
+  if (num_constants() == 0) return {};
+  at::NoGradGuard no_grad;
+  // Each rank gives the elements of its shard and zeros for the others': their sum is exact.
+  auto values = at::zeros({num_constants()}, shard_.options());
+  const int64_t begin = shard_begin(), end = begin + shard_numel_;
+  for (const auto& parameter : parameters_) {
+    const int64_t first = std::max(begin, parameter.begin), last = std::min(end, parameter.begin + parameter.numel);
+    if (parameter.spec.is_trained || first >= last) continue;
+    values.narrow(0, parameter.constants_begin + first - parameter.begin, last - first)
+        .copy_(shard_.narrow(0, first - begin, last - first));
+  }
+  if (options_.collectives->size() > 1) options_.collectives->all_reduce(values, label + " constants");
+  return values;
 }
 
 void ShardedUnit::free() {

@@ -4,6 +4,8 @@
 //
 //   flat [padded]: | parameter 0 | parameter 1 | ... | padding |     parameters contiguous, in parameter_specs order
 //   shards         |   rank 0    |   rank 1    |   rank 2      |     equal parts
+//
+// What is not trained has a leaf in fp32 of its own: the few numbers that a router adds to its scores.
 #pragma once
 
 #include "models/config.h"
@@ -28,6 +30,7 @@ class ShardedUnit {
     std::vector<int64_t> whole_shape;  // of which it is `part`
     ParameterPart part;
     int64_t begin = 0, numel = 0;  // elements in the flat buffer
+    int64_t constants_begin = -1;  // of one that is not trained, in the constants
   };
 
   /// `wholes`: the unit's parameters; `plan` says which part of each is this rank's.
@@ -51,9 +54,12 @@ class ShardedUnit {
   }
   /// All-gathers the shards, cast to the parameter dtype before they travel.
   void gather(const std::string& label);
+  /// Whole parameters that are not trained, one behind the other in fp32 (undefined where the unit has none); every
+  /// rank of the shards calls.
+  Tensor gather_constants(const std::string& label);
   void free();
   /// The gathered copy no longer equals the shards.
-  void mark_stale() { stale_ = true; }
+  void mark_stale() { stale_ = constants_stale_ = true; }
   bool is_stale() const { return stale_; }
 
   // -- gradients --
@@ -77,6 +83,7 @@ class ShardedUnit {
   /// Adds up the gradients of which other tensor ranks or the other end of the pipeline have parts.
   void sum_parts(const std::string& label);
   void allocate_flat();
+  int64_t num_constants() const;
 
   Options options_;
   std::vector<Parameter> parameters_;
@@ -86,6 +93,8 @@ class ShardedUnit {
   bool gathered_ = false, stale_ = true;
   Tensor shard_, shard_gradient_;
   Tensor flat_;
+  Tensor constants_;  // fp32, as gather_constants gives them, where the flat buffer is narrower: stays when it is freed
+  bool constants_stale_ = true;
   std::vector<Tensor> leaves_;
   Tensor unreduced_;            // fp32 [padded], only between a backward and its reduction
   std::vector<uint8_t> fresh_;  // by parameter: its place holds old values that the next gradient overwrites

@@ -9,6 +9,7 @@
 #include "models/formats/gguf_reader.h"
 #include "models/formats/hf_folder.h"
 #include "models/formats/lora_adapter.h"
+#include "models/formats/parameter_dtype.h"
 
 namespace troupe {
 namespace {
@@ -102,7 +103,7 @@ TensorMap load_weights(const CheckpointReader& reader, at::ScalarType dtype) {
   }
   require(unexpected.empty(), reader.path().string(), ": unexpected tensors: ", list_names(unexpected));
   TensorMap weights;
-  for (const auto& spec : specs) weights[spec.name] = reader.read(spec.name, dtype);
+  for (const auto& spec : specs) weights[spec.name] = reader.read(spec.name, dtype_of(spec, dtype));
   if (may_hold_head && stored.contains("lm_head.weight")) {
     check_tied_head(reader, weights.at("model.embed_tokens.weight"), "lm_head.weight");
   }

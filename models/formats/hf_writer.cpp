@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "models/formats/checkpoint_reader.h"
+#include "models/formats/parameter_dtype.h"
 #include "models/formats/safetensors.h"
 
 namespace troupe {
@@ -54,7 +55,7 @@ std::vector<SafetensorsItem> items_to_write(const ModelConfig& config, const Ten
     const auto& tensor = found->second;
     require(tensor.sizes() == at::IntArrayRef(spec.shape), "cannot write the model: parameter ", spec.name,
             " has a wrong shape");
-    items.push_back({spec.name, dtype, spec.shape, [&tensor] { return tensor.detach(); }});
+    items.push_back({spec.name, dtype_of(spec, dtype), spec.shape, [&tensor] { return tensor.detach(); }});
   }
   require(items.size() == weights.size(), "cannot write the model: ", weights.size() - items.size(),
           " of the given tensors are no parameters of a ", config.model_type, " of this configuration");
