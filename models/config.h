@@ -107,7 +107,7 @@ struct ParameterSpec {
   std::string name;
   std::vector<int64_t> shape;
   int64_t unit = 0;
-  bool is_trained = true;  // false: no gradient comes to it
+  bool is_trained = true;  // false: a constant, to which no gradient comes; fp32 beside narrower weights
 };
 
 /// Every parameter in a fixed order (embedding; per layer input norm, mixer, MLP norm, MLP or experts; final norm;

@@ -35,8 +35,8 @@ class Decoder {
   const ModelConfig& config() const { return config_; }
   const std::vector<ParameterSpec>& specs() const { return specs_; }
 
-  /// Gives the parameter its tensor (a leaf owned by the caller; all of one dtype). Throws Error on unknown names or
-  /// shapes.
+  /// Gives the parameter its tensor (a leaf owned by the caller; all of one dtype, but fp32 for what is not trained).
+  /// Throws Error on unknown names or shapes.
   void bind(const std::string& name, Tensor parameter);
   /// Binds every tensor of `weights` and throws Error naming what is missing or left over.
   void bind_all(const TensorMap& weights);
@@ -74,7 +74,7 @@ class Decoder {
 
   ModelConfig config_;
   std::vector<ParameterSpec> specs_;
-  std::map<std::string, Tensor> parameters_;
+  std::map<std::string, Tensor> parameters_;  // on the meta device where not bound
   std::shared_ptr<const Exchange> exchange_ = std::make_shared<Exchange>();
 };
 

@@ -87,8 +87,8 @@ class FullyShardedDecoder : public UnitRunner {
   const std::vector<ShardPiece>& pieces() const;
   /// Global L2 norm of the gradient over all ranks (a tied parameter once), as double.
   double gradient_norm();
-  /// Full tensors in `dtype`, gathered unit by unit over shards, tensor ranks and stages (every rank of a copy calls;
-  /// each gets them all). Tied ones once.
+  /// Full tensors in `dtype` (see dtype_of), gathered unit by unit over shards, tensor ranks and stages (every rank of
+  /// a copy calls; each gets them all). Tied ones once.
   TensorMap gather_weights(at::ScalarType dtype);
   /// The same for a reader that is done before the parameters change again: where one rank holds everything, nothing is
   /// copied for fp32 (the masters) and for the parameter dtype (the tensors that the next forward computes with).

@@ -1,5 +1,6 @@
 // Optimizers over this rank's shards. State is shaped like the shards and follows them into checkpoints. Weight decay
-// is decoupled and leaves one-dimensional parameters (norms, biases) alone, wherever in a flat shard they lie.
+// is decoupled and leaves norms and biases (what has one dimension or is named a bias, as those of experts are) alone,
+// wherever in a flat shard they lie.
 #pragma once
 
 #include <map>
@@ -23,7 +24,7 @@ class Optimizer {
   virtual std::map<std::string, std::vector<Tensor>> state() = 0;
 };
 
-/// `specs` tells which parameters have one dimension; shards and pieces as FullyShardedDecoder gives them. The shards
+/// `specs` tells which parameters decay; shards and pieces as FullyShardedDecoder gives them. The shards
 /// must outlive the optimizer. UsageError: an unknown name (lists the known ones) or a setting out of range.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, std::vector<UnitShard>& shards,
                                           const std::vector<ShardPiece>& pieces,

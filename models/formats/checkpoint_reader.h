@@ -44,9 +44,9 @@ class CheckpointReader {
 /// family, truncated, ... naming the path.
 std::unique_ptr<CheckpointReader> open_checkpoint(const std::filesystem::path& path);
 
-/// Reads every parameter of the configuration in `dtype`; tied heads are checked and dropped (B055, B056). Missing,
-/// unexpected or misshaped tensors and such of another dtype than floats are an Error that names them; nothing is ever
-/// initialised silently.
+/// Reads every parameter of the configuration in `dtype` (see dtype_of); tied heads are checked and dropped (B055,
+/// B056). Missing, unexpected or misshaped tensors and such of another dtype than floats are an Error that names them;
+/// nothing is ever initialised silently.
 TensorMap load_weights(const CheckpointReader& reader, at::ScalarType dtype);
 
 /// Writes config.json, model.safetensors and the text files of `text_source` (may be null), so that transformers loads

@@ -42,7 +42,8 @@ std::vector<Tensor> make_leaves(const DeltaConfig& config) {
 Tensor recurrence(const Tensor& x_TD, const std::vector<Tensor>& w, const DeltaConfig& config) {
   const int64_t length = x_TD.size(0), group = config.num_value_heads / config.num_key_heads;
   const auto project = [&](size_t i) { return at::matmul(x_TD, w[i].t()); };
-  const Tensor before = at::cat({at::zeros({config.kernel_size - 1, config.convolved_size()}, at::kDouble), project(0)});
+  const Tensor before =
+      at::cat({at::zeros({config.kernel_size - 1, config.convolved_size()}, at::kDouble), project(0)});
   const Tensor z = project(1), b = project(2), a = project(3);
   std::vector<Tensor> rows;
   Tensor state = at::zeros({config.num_value_heads, config.key_dim, config.value_dim}, at::kDouble);

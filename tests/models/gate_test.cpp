@@ -10,8 +10,7 @@ TEST_CASE("a clamped gate holds its limit, and what is beyond it gets no gradien
   constexpr double kLimit = 3, kFactor = 1.702;
   for (const bool take_turns : {false, true}) {
     CAPTURE(take_turns);
-    const blocks::GateForm form{
-        .take_turns = take_turns, .clamp_limit = kLimit, .swish_factor = kFactor};
+    const blocks::GateForm form{.take_turns = take_turns, .clamp_limit = kLimit, .swish_factor = kFactor};
     const Tensor gate_up = (at::randn({40, 12}, at::kDouble) * 4).requires_grad_();
     const auto half = [&](int64_t which) {
       return take_turns ? gate_up.slice(1, which, 12, 2) : gate_up.narrow(1, 6 * which, 6);
