@@ -124,6 +124,24 @@ TEST_CASE("B112 B122 a killed worker is found at once, a frozen one within lost_
   setting.check_every_sample_trained(4);
 }
 
+TEST_CASE("B112 a run that is suspended before a worker connects: the worker gives up after its time, the run goes on") {
+  ClusterRun setting("suspended", kEndless);
+  Program run(setting.arguments());
+  const auto address = join_address(run);
+  run.signal(SIGSTOP);
+  Program early(worker(address, {}, "1"));
+  CHECK(early.finish() == 1);
+  CHECK_MESSAGE(early.text.find("no run at " + address + " within 1 s (--retry-s)") != std::string::npos, early.text);
+  run.signal(SIGCONT);
+  Program second(worker(address));
+  CHECK(second.wait_for_line("joined the run tiny"));
+  REQUIRE(run.wait_for_line("step 2/"));
+  run.interrupt();
+  CHECK(run.finish() == 130);
+  CHECK(second.finish() == 0);
+  setting.check_every_sample_trained(2);
+}
+
 TEST_CASE("Ctrl-C on a worker gives its work back; wrong tokens, other models and noise are refused and harm nothing") {
   ClusterRun setting("refuse", kEndless);
   const auto token = setting.folder.path / "token", wrong = setting.folder.path / "wrong";
