@@ -1,6 +1,7 @@
 #include "actors/director.h"
 
 #include "actors/busy.h"
+#include "actors/director_status.h"
 #include "actors/question.h"
 #include "base/log.h"
 #include "base/trajectory.h"
@@ -102,54 +103,23 @@ class DirectorState {
   caf::result<std::string> status() {
     const Busy busy(busy_);
     auto promise = self_->template make_response_promise<std::string>();
-    std::string text =
-        concat(who(), ": ", work_->describe(), "; ", slots_->num_live(), " of ", slots_->capacity(), " slots taken");
-    for (const auto& [worker, entry] : workers_)
-      text +=
-          concat("; rollout ", worker, " was heard of ",
-                 std::chrono::duration_cast<std::chrono::milliseconds>(now() - entry.heard).count() / 1000, " s ago");
-    if (workers_.empty()) text += "; no rollout worker is here";
-    auto status = describe_now();
+    DirectorView view{who(),         *work_, *slots_, state_.step, setup_.num_steps, setup_.board->version(),
+                      num_given_up_, {}};
+    for (const auto& [seat, worker] : workers_)
+      view.workers.push_back({seat, std::chrono::duration<double>(now() - worker.heard).count(), worker.status});
+    auto status = describe(view);
     const Question question(*self_, who(), "the buffer", "status");
     self_->request(buffer_, std::min(setup_.limit, kLastWords), atom::status_v)
         .then(
-            [this, promise, text, status](const std::string& answer) mutable {
+            [this, promise, status](const std::string& answer) mutable {
               const Busy busy(busy_);
-              auto buffer = nlohmann::json::parse(answer);
-              status["text"] = concat(text, "; buffer: ", buffer.at("text").get<std::string>());
-              status["buffer"] = std::move(buffer);
-              promise.deliver(dump(status));
+              promise.deliver(add_buffer(std::move(status), answer));
             },
-            [this, promise, text, status, question](const caf::error& error) mutable {
-              status["text"] = concat(text, "; ", question.failed(*self_, error));
-              promise.deliver(dump(status));
+            [this, promise, status, question](const caf::error& error) mutable {
+              const Busy busy(busy_);
+              promise.deliver(add_failure(std::move(status), question.failed(*self_, error)));
             });
     return promise;
-  }
-
-  /// Texts of others may hold any bytes.
-  static std::string dump(const nlohmann::json& json) {
-    return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  }
-
-  nlohmann::json describe_now() const {
-    auto workers = nlohmann::json::array();
-    for (const auto& [seat, worker] : workers_)
-      workers.push_back({{"seat", seat},
-                         {"version", work_->version_of(seat)},
-                         {"num_samples", work_->num_at(seat)},
-                         {"heard_s_ago", std::chrono::duration<double>(now() - worker.heard).count()},
-                         {"decoded_tokens", worker.status.decoded_tokens},
-                         {"busy_s", worker.status.busy_s}});
-    return {{"step", state_.step},
-            {"steps", setup_.num_steps},
-            {"version", setup_.board->version()},
-            {"slots", {{"taken", slots_->num_live()}, {"all", slots_->capacity()}}},
-            {"samples_outstanding", work_->num_outstanding()},
-            {"samples_waiting", work_->num_waiting()},
-            {"num_reissued", work_->num_reissued()},
-            {"num_given_up", num_given_up_},
-            {"workers", std::move(workers)}};
   }
 
   void interrupt() {
@@ -474,22 +444,11 @@ class DirectorState {
 
   /// Whoever does not answer in time has nothing to add: its samples begin anew in a resumed run.
   void ask_unfinished(std::function<void(UnfinishedSamples)> next) {
-    struct Gather {
-      size_t num_missing = 0;
-      UnfinishedSamples samples;
-      std::function<void(UnfinishedSamples)> next;
-      void one_less() {
-        if (--num_missing == 0) next(std::move(samples));
-      }
-    };
-    auto gather = std::make_shared<Gather>();
-    gather->next = std::move(next);
-    gather->num_missing = 1;
     // Not given out again yet: as they were in the checkpoint that was resumed.
-    gather->samples = setup_.unfinished;
+    auto gather = std::make_shared<UnfinishedGather>(setup_.unfinished, std::move(next));
     if (work_->num_outstanding() > 0) {
       for (const auto& [worker, entry] : workers_) {
-        ++gather->num_missing;
+        gather->one_more();
         const Question question(*self_, who(), concat("rollout ", worker), "unfinished samples for a checkpoint");
         self_
             ->request<caf::message_priority::high>(entry.handle, std::min(setup_.limit, kSnapshotLimit),
@@ -497,12 +456,7 @@ class DirectorState {
             .then(
                 [this, worker = worker, gather](const Packed& packed) {
                   const Busy busy(busy_);
-                  try {
-                    gather->samples.merge(unpack_unfinished(packed.bytes));
-                  } catch (const Error& error) {
-                    log::warning("rollout ", worker, ": ", error.what());
-                  }
-                  gather->one_less();
+                  gather->add(concat("rollout ", worker), packed.bytes);
                 },
                 [this, gather, question](const caf::error& error) {
                   const Busy busy(busy_);

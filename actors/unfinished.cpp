@@ -5,6 +5,7 @@
 #include "actors/packed.h"
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/log.h"
 
 namespace troupe {
 namespace {
@@ -57,6 +58,19 @@ std::pair<std::string, UnfinishedSamples> split_groups(std::string groups) {
   auto unfinished = unpack_unfinished(groups.substr(rest - size, size));
   groups.resize(rest - size);
   return {std::move(groups), std::move(unfinished)};
+}
+
+void UnfinishedGather::add(const std::string& who, const std::string& bytes) {
+  try {
+    samples_.merge(unpack_unfinished(bytes));
+  } catch (const Error& error) {
+    log::warning(who, ": ", error.what());
+  }
+  one_less();
+}
+
+void UnfinishedGather::one_less() {
+  if (--num_missing_ == 0) next_(std::move(samples_));
 }
 
 }  // namespace troupe
