@@ -15,19 +15,32 @@
 
 namespace {
 
-/// The OpenMP run-time reads its wait policy once, before main. Its default, spinning, burns the cores that other
-/// actors of this process need; so the program starts itself anew once with the passive policy, unless the user chose
-/// one.
-void restart_with_passive_waits(char** arguments) {
-  if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
-  ::setenv("OMP_WAIT_POLICY", "passive", 1);
-  ::execv("/proc/self/exe", arguments);  // returns only where /proc is absent: then the default policy stays
+/// Sets what libraries read from the environment before main, unless the user chose otherwise, and starts the program
+/// anew once where something was missing:
+///   - OpenMP's default wait policy, spinning, burns the cores that other actors of this process need;
+///   - oneDNN and torch's layer above it keep 1,024 compiled matrix products each (the latter for every thread), up to
+///     260 KB apiece. Packed rows differ in length from step to step, so they fill: half a gigabyte of products that
+///     are not met again. One step's products are fewer than 64.
+void restart_with_settings(char** arguments) {
+  struct Setting {
+    const char *name, *value, *also_called;
+  };
+  constexpr Setting kSettings[] = {{"OMP_WAIT_POLICY", "passive", "GOMP_SPINCOUNT"},
+                                   {"ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64", "DNNL_PRIMITIVE_CACHE_CAPACITY"},
+                                   {"LRU_CACHE_CAPACITY", "64", "LRU_CACHE_CAPACITY"}};
+  bool is_missing = false;
+  for (const auto& setting : kSettings) {
+    if (std::getenv(setting.name) != nullptr || std::getenv(setting.also_called) != nullptr) continue;
+    is_missing = true;
+    ::setenv(setting.name, setting.value, 1);
+  }
+  if (is_missing) ::execv("/proc/self/exe", arguments);  // returns only where /proc is absent: then defaults stay
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  restart_with_passive_waits(argv);
+  restart_with_settings(argv);
   // Large tensors come back to the heap instead of the kernel: fresh pages would be faulted in at every step.
   ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
   ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
