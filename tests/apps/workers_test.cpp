@@ -124,7 +124,8 @@ TEST_CASE("B112 B122 a killed worker is found at once, a frozen one within lost_
   setting.check_every_sample_trained(4);
 }
 
-TEST_CASE("B112 a run that is suspended before a worker connects: the worker gives up after its time, the run goes on") {
+TEST_CASE(
+    "B112 a run that is suspended before a worker connects: the worker gives up after its time, the run goes on") {
   ClusterRun setting("suspended", kEndless);
   Program run(setting.arguments());
   const auto address = join_address(run);
