@@ -25,11 +25,10 @@ void save_checkpoint(const CheckpointWrite& write, Learner& learner, const RankG
   auto state = nlohmann::json::parse(write.state_json);
   state["learner"] = learner.state();
   const auto& degrees = groups.degrees();
-  const nlohmann::json world{{"pipeline_parallel_degree", degrees.pipeline},
-                             {"data_parallel_replicate_degree", degrees.replicate},
-                             {"data_parallel_shard_degree", degrees.shard},
-                             {"context_parallel_degree", degrees.context},
-                             {"tensor_parallel_degree", degrees.tensor}};
+  const nlohmann::json world{
+      {"pipeline_parallel_degree", degrees.pipeline}, {"data_parallel_replicate_degree", degrees.replicate},
+      {"data_parallel_shard_degree", degrees.shard},  {"context_parallel_degree", degrees.context},
+      {"tensor_parallel_degree", degrees.tensor},     {"expert_parallel_degree", degrees.expert}};
   writer.save({write.folder, write.step, write.step, state.dump(), write.groups, write.keep_latest_k, world.dump()},
               sharded_values(learner.model(), learner.optimizer_state()));
 }

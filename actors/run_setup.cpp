@@ -165,11 +165,14 @@ LearnerShardSetup shard_setup(const LearnerOptions& learner, const RunOptions& r
 nlohmann::json describe_memory(const ModelConfig& config, const MeshDegrees& mesh,
                                const CheckpointOptions& checkpoint) {
   const auto parameters = config.num_parameters(), held = parameters * mesh.replicate;
-  nlohmann::json memory{
-      {"trainer parameters", held * 4},
-      {"trainer gradients", held * 4},
-      {"optimizer state", held * 8},
-      {"gathered compute weights", parameters * 2 * mesh.num_ranks() / (mesh.pipeline * mesh.tensor)}};
+  int64_t of_experts = 0;
+  for (const auto& spec : parameter_specs(config))
+    if (spec.is_of_experts()) of_experts += c10::multiply_integers(spec.shape);
+  const int64_t num_gathered = (parameters - of_experts) / mesh.tensor + of_experts / mesh.expert;
+  nlohmann::json memory{{"trainer parameters", held * 4},
+                        {"trainer gradients", held * 4},
+                        {"optimizer state", held * 8},
+                        {"gathered compute weights", num_gathered * 2 * mesh.num_ranks() / mesh.pipeline}};
   if (checkpoint.enable && checkpoint.is_async) memory["checkpoint snapshot, while it is written"] = parameters * 12;
   return memory;
 }

@@ -191,6 +191,7 @@ MeshDegrees mesh_degrees(const Config& config, int max_ranks = kMaxThreadRanks) 
   mesh.pipeline = degree("parallelism.pipeline_parallel_degree");
   mesh.context = degree("parallelism.context_parallel_degree");
   mesh.tensor = degree("parallelism.tensor_parallel_degree");
+  mesh.expert = degree("parallelism.expert_parallel_degree");
   if (mesh.shard == 0)
     refuse(config, "parallelism.data_parallel_shard_degree", "takes a number of ranks, or -1 for one");
   mesh.shard = std::max(mesh.shard, 1);

@@ -88,6 +88,11 @@ std::vector<KeySpec> make_plain_keys() {
               "ranks that share every layer's heads and features, and the vocabulary's tokens", 1),
       boolean("parallelism.enable_sequence_parallel", true,
               "with tensor parallel: between layers each rank keeps a part of the tokens"),
+      integer(
+          "parallelism.expert_parallel_degree", 1,
+          "of the ranks of data_parallel_shard_degree * context_parallel_degree * tensor_parallel_degree, those that "
+          "share a layer's experts; it divides that product and the number of experts",
+          1),
       integer("parallelism.context_parallel_degree", 1, "ranks that share a row's tokens, by ring attention", 1),
       choice("parallelism.context_parallel_load_balancer", "headtail", {"headtail", "none"},
              "headtail: each rank takes tokens from both ends of a row, so that all attend to about as many"),

@@ -77,6 +77,7 @@ nlohmann::ordered_json describe(const PlanTopology& plan, const ModelConfig& con
             {"shard", mesh.shard},
             {"context", mesh.context},
             {"tensor", mesh.tensor},
+            {"expert", mesh.expert},
             {"ranks", num_ranks}}},
           {"tokens_per_step", estimate.tokens},
           {"num_microbatches", plan.shape.num_microbatches},
@@ -109,7 +110,7 @@ void print(const PlanTopology& plan, const nlohmann::ordered_json& json) {
       << giga(json["device"]["memory_bytes"]) << (json["fits"].get<bool>() ? "" : "   does not fit") << "\n\n"
       << "transfers of the slowest rank, a step\n";
   for (const auto& transfer : json["transfers"])
-    out << "  " << std::left << std::setw(9) << transfer["group"].get<std::string>() << std::setw(15)
+    out << "  " << std::left << std::setw(14) << transfer["group"].get<std::string>() << std::setw(15)
         << transfer["operation"].get<std::string>() << std::setw(34) << transfer["what"].get<std::string>()
         << std::right << std::setw(8) << transfer["calls"] << " calls " << std::setw(10) << giga(transfer["bytes"])
         << " GB\n";

@@ -108,6 +108,9 @@ struct ParameterSpec {
   std::vector<int64_t> shape;
   int64_t unit = 0;
   bool is_trained = true;  // false: a constant, to which no gradient comes; fp32 beside narrower weights
+  /// The experts [begin, end) whose weights these are, along dimension 0 where the checkpoint stacks them; else 0, 0.
+  int64_t experts_begin = 0, experts_end = 0;
+  bool is_of_experts() const { return experts_end > experts_begin; }
 };
 
 /// Every parameter in a fixed order (embedding; per layer input norm, mixer, MLP norm, MLP or experts; final norm;

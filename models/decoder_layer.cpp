@@ -34,11 +34,11 @@ class Decoder::Layer {
     const Tensor mixed = output_norm(mix(exchange_.enter(mixer_input)), names_.mixer_output_norm);
     if (names_.mlp_input_norm.empty()) {
       const Tensor sum = x + mixed;
-      return sum + output_norm(mlp(exchange_.enter(sum)), names_.mlp_output_norm);
+      return sum + output_norm(mlp(sum), names_.mlp_output_norm);
     }
     const auto [sum, mlp_input] =
         blocks::add_rms_norm(x, mixed, get(names_.mlp_input_norm + ".weight"), config_.rms_norm_eps, norm_offset());
-    return sum + output_norm(mlp(exchange_.enter(mlp_input)), names_.mlp_output_norm);
+    return sum + output_norm(mlp(mlp_input), names_.mlp_output_norm);
   }
 
  private:
@@ -111,7 +111,8 @@ class Decoder::Layer {
 
   Tensor mlp(const Tensor& x) const { return layer_.has_experts ? experts(x) : dense_mlp(x, names_.mlp); }
 
-  Tensor dense_mlp(const Tensor& x, const std::string& name) const {
+  Tensor dense_mlp(const Tensor& input, const std::string& name) const {
+    const Tensor x = exchange_.enter(input);
     const bool late = exchange_.sums_parts();
     const Tensor bias = maybe(name + ".down_proj.bias");
     const blocks::MlpWeights weights = {get(name + ".gate_proj.weight"), get(name + ".up_proj.weight"),
@@ -130,7 +131,7 @@ class Decoder::Layer {
       const auto expert = [&](int64_t e, const std::string& name) {
         return get(concat(experts, e, ".", name, ".weight"));
       };
-      for (int64_t e = 0; e < moe.num_experts; ++e) {
+      for (int64_t e = moe.held_begin; e < moe.held_begin + moe.num_held(); ++e) {
         weights.gate_up.push_back(expert(e, names_.expert_gate));
         weights.gate_up.push_back(expert(e, names_.expert_up));
         weights.down.push_back(expert(e, names_.expert_down));
@@ -141,7 +142,9 @@ class Decoder::Layer {
       weights.gate_up_bias = maybe(experts + "gate_up_proj_bias");
       weights.down_bias = maybe(experts + "down_proj_bias");
     }
-    const Tensor routed = exchange_.leave(blocks::experts(x, routing, weights, moe, config_.activation));
+    const Tensor routed = exchange_.experts(x, routing, [&](const Tensor& tokens, const blocks::Routing& chosen) {
+      return blocks::experts(tokens, chosen, weights, moe, config_.activation);
+    });
     if (moe.shared_intermediate_size == 0) return routed;
     const std::string shared_name = names_.experts + "." + names_.shared_expert;
     const Tensor shared = dense_mlp(x, shared_name);

@@ -3,11 +3,15 @@
 // others.
 //
 //   tokens -> embed -> [ norm -> enter -> split products -> leave -> + ] x L -> norm -> enter -> hidden state
-//                              '--- attention over the row's tokens ---'
+//                         |    '--- attention over the row's tokens ---'|
+//                         '--> route -> experts, whoever holds them ----'
 //
 // Shape legend: T tokens of a packed row, T' tokens that this device keeps between layers, D hidden size.
 #pragma once
 
+#include <functional>
+
+#include "models/blocks/router.h"
 #include "models/kernels/attention.h"
 
 namespace troupe {
@@ -24,6 +28,13 @@ class Exchange {
   virtual Tensor leave(const Tensor& y_TD) const { return y_TD; }
   /// Whether `leave` adds up parts. A bias is then added after it, once.
   virtual bool sums_parts() const { return false; }
+
+  /// What the experts [N, D] that this device holds give for tokens x_ND; `routing` counts from the first it holds.
+  using HeldExperts = std::function<Tensor(const Tensor& x_ND, const blocks::Routing& routing)>;
+  /// The sum of what each token's chosen experts give, wherever they are held: [T', D].
+  virtual Tensor experts(const Tensor& x_TD, const blocks::Routing& routing, const HeldExperts& held) const {
+    return held(x_TD, routing);
+  }
 
   /// Attention over the whole row, from the queries, keys and values of the tokens that this device attends from.
   virtual kernels::AttentionResult attention_forward(const Tensor& qkv_TE, const PackedLayout& layout,

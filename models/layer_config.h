@@ -59,6 +59,10 @@ struct MoeConfig {
   bool gate_up_take_turns = false;  // columns of gate and up alternate
   /// > 0: (clamp(up, -limit, limit) + 1) * g * sigmoid(swish_factor * g), g = min(gate, limit), instead of the MLP's.
   double clamp_limit = 0, swish_factor = 1;
+  /// Experts [begin, end) whose weights this network holds, of all that its router knows; end 0: all. The others are
+  /// reached through models/exchange.h.
+  int64_t held_begin = 0, held_end = 0;
+  int64_t num_held() const { return (held_end > 0 ? held_end : num_experts) - held_begin; }
 };
 
 /// Sizes of latent attention.

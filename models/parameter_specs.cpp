@@ -110,18 +110,23 @@ class LayerSpecs {
       add(names.experts + "." + names.router + ".e_score_correction_bias", {moe.num_experts}, /*is_trained=*/false);
     }
     const auto experts = names.experts + ".experts.";
+    const int64_t begin = moe.held_begin, end = moe.held_begin + moe.num_held();
+    const auto add_of_experts = [&](const std::string& name, std::vector<int64_t> shape, int64_t first, int64_t last) {
+      specs_.push_back({prefix_ + experts + name, std::move(shape), unit_, true, first, last});
+    };
     if (moe.form == ExpertForm::kSeparate) {
-      for (int64_t e = 0; e < moe.num_experts; ++e) {
-        add_linear(concat(experts, e, ".", names.expert_gate), inner, hidden);
-        add_linear(concat(experts, e, ".", names.expert_up), inner, hidden);
+      const auto add_one = [&](int64_t e, const std::string& name, int64_t out, int64_t in) {
+        add_of_experts(concat(e, ".", name, ".weight"), {out, in}, e, e + 1);
+      };
+      for (int64_t e = begin; e < end; ++e) {
+        add_one(e, names.expert_gate, inner, hidden);
+        add_one(e, names.expert_up, inner, hidden);
       }
-      for (int64_t e = 0; e < moe.num_experts; ++e) {
-        add_linear(concat(experts, e, ".", names.expert_down), hidden, inner);
-      }
+      for (int64_t e = begin; e < end; ++e) add_one(e, names.expert_down, hidden, inner);
     } else {
       const auto stacked = [&](const std::string& name, int64_t out, int64_t in) {
-        add(experts + name, {moe.num_experts, in, out});
-        if (moe.expert_bias) add(experts + name + "_bias", {moe.num_experts, out});
+        add_of_experts(name, {end - begin, in, out}, begin, end);
+        if (moe.expert_bias) add_of_experts(name + "_bias", {end - begin, out}, begin, end);
       };
       stacked("gate_up_proj", 2 * inner, hidden);
       stacked("down_proj", hidden, inner);

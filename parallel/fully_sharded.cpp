@@ -7,9 +7,12 @@
 namespace troupe {
 
 struct FullyShardedDecoder::Implementation : std::enable_shared_from_this<FullyShardedDecoder::Implementation> {
-  /// A unit and what is under way with it.
+  static constexpr size_t kNone = static_cast<size_t>(-1);
+  /// A unit and what is under way with it, or a unit's experts where they lie over ranks of their own.
   struct Unit {
+    std::string name;
     std::unique_ptr<ShardedUnit> parts;
+    size_t experts = kNone;   // where its experts are among the units
     int64_t num_open = 0;     // forwards under gradients whose backward has not closed yet
     bool was_used = false;    // by a forward under gradients, since finish_backward
     bool holds_head = false;  // gathered for the head: stays until the final norm's backward
@@ -17,23 +20,30 @@ struct FullyShardedDecoder::Implementation : std::enable_shared_from_this<FullyS
 
   Implementation(Decoder& decoder, const ParallelPlan& plan, const RankGroups& groups, FullyShardedOptions options);
   void make_units();
+  void add_unit(std::string name, const ShardedUnit::Parts& parts, const ShardedUnit::Options& unit_options);
   void hook_leaf(const Tensor& leaf, size_t unit, size_t parameter);
   void make_pieces();
 
   Tensor run(int64_t index, const UnitRunner::Body& body, const Tensor& x);
   void gather(size_t unit, const char* why);
+  void gather_one(Unit& unit, const char* why);
   void free(size_t unit);
+  void free_one(Unit& unit);
   void before_backward(size_t unit);
   void after_backward(size_t unit);
   void release_head();
   TensorMap gather_full(at::ScalarType dtype, bool gradients);
   Tensor gather_shards(size_t unit, at::ScalarType dtype, bool gradients);
-  void place_parts(const Tensor& parts, size_t unit, const TensorMap& wholes);
+  using Boxes = std::vector<std::pair<std::string, TensorBox>>;  // parts by name, in order
+  void place_parts(const Tensor& parts, Collectives* group, const std::function<Boxes(int rank)>& boxes_of,
+                   const TensorMap& wholes, const std::string& label);
+  void place_unit(size_t unit, const Tensor& parts, const Tensor& experts, const TensorMap& wholes);
   void place_constants(size_t unit, bool is_owner, int owner, TensorMap& of_unit);
 
-  size_t last_unit() const { return units.size() - 1; }
+  size_t num_units() const { return static_cast<size_t>(plan.num_units()); }  // of the network
+  size_t last_unit() const { return num_units() - 1; }
   bool reshards(size_t unit) const {
-    return collectives.size() > 1 && options.reshard_after_forward != "never" &&
+    return options.reshard_after_forward != "never" &&
            (options.reshard_after_forward == "always" || unit != last_unit());
   }
 
@@ -42,7 +52,7 @@ struct FullyShardedDecoder::Implementation : std::enable_shared_from_this<FullyS
   RankGroups groups;
   Collectives& collectives;  // the groups' shards
   FullyShardedOptions options;
-  std::vector<Unit> units;
+  std::vector<Unit> units;  // the network's, then the experts that lie apart
   std::vector<UnitShard> shards;
   std::vector<ShardPiece> pieces;
   std::map<const at::TensorImpl*, std::pair<size_t, size_t>> leaf_places;  // unit and parameter
@@ -113,26 +123,48 @@ FullyShardedDecoder::Implementation::Implementation(Decoder& decoder, const Para
 }
 
 void FullyShardedDecoder::Implementation::make_units() {
-  std::vector<std::vector<ParameterSpec>> specs(static_cast<size_t>(plan.num_units()));
-  for (const auto& spec : plan.whole_specs())
-    if (plan.holds(spec.unit)) specs[static_cast<size_t>(spec.unit)].push_back(spec);
-  for (size_t index = 0; index < specs.size(); ++index) {
-    ShardedUnit::Options unit_options{options.parameter_dtype, options.reduce_dtype, options.device, &collectives,
-                                      groups.replicas(),       groups.tensor(),      groups.tied()};
-    units.push_back({std::make_unique<ShardedUnit>(specs[index], plan, unit_options)});
-    auto& parts = *units.back().parts;
-    if (parts.is_gathered()) gathered_bytes += parts.gathered_bytes();
-    shards.push_back({static_cast<int64_t>(index), parts.shard(), parts.shard_gradient()});
-    for (size_t parameter = 0; parameter < parts.parameters().size(); ++parameter) {
-      const auto& name = parts.parameters()[parameter].spec.name;
-      hook_leaf(parts.leaf(parameter), index, parameter);
-      leaf_places[parts.leaf(parameter).unsafeGetTensorImpl()] = {index, parameter};
-      decoder.bind(name, parts.leaf(parameter));
-      if (name == "lm_head.weight" || name == "score.weight")
-        std::tie(head_unit, head_parameter) = std::pair(index, parameter);
+  std::vector<ShardedUnit::Parts> parts(num_units()), experts(num_units());
+  std::vector<uint8_t> has_experts(num_units(), 0);
+  for (const auto& spec : plan.whole_specs()) {
+    const auto unit = static_cast<size_t>(spec.unit);
+    const bool is_apart = spec.is_of_experts() && plan.spreads_experts();
+    if (is_apart) has_experts[unit] = 1;
+    if (!plan.holds(spec.unit)) continue;
+    if (!is_apart) {
+      parts[unit].emplace_back(spec, plan.part(spec));
+    } else if (const auto part = plan.part_of_experts(spec, plan.place().expert)) {
+      experts[unit].emplace_back(spec, *part);
     }
   }
+  ShardedUnit::Options unit_options{options.parameter_dtype, options.reduce_dtype, options.device, &collectives,
+                                    groups.replicas(),       groups.tensor(),      groups.tied()};
+  for (size_t unit = 0; unit < num_units(); ++unit) add_unit(concat("unit ", unit), parts[unit], unit_options);
+  // What comes to an expert is the gradient of all its ranks' tokens: only its shards are left to be joined.
+  unit_options.tensor = unit_options.tied = nullptr;
+  for (size_t unit = 0; unit < num_units(); ++unit) {
+    if (has_experts[unit] == 0) continue;
+    unit_options.collectives = &groups.expert_shards();
+    units[unit].experts = units.size();
+    add_unit(concat("experts ", unit), experts[unit], unit_options);
+  }
   peak_gathered_bytes = gathered_bytes;
+}
+
+void FullyShardedDecoder::Implementation::add_unit(std::string name, const ShardedUnit::Parts& unit_parts,
+                                                   const ShardedUnit::Options& unit_options) {
+  const size_t index = units.size();
+  units.push_back({std::move(name), std::make_unique<ShardedUnit>(unit_parts, unit_options)});
+  auto& parts = *units.back().parts;
+  if (parts.is_gathered()) gathered_bytes += parts.gathered_bytes();
+  shards.push_back({static_cast<int64_t>(index), parts.shard(), parts.shard_gradient()});
+  for (size_t parameter = 0; parameter < parts.parameters().size(); ++parameter) {
+    const auto& spec = parts.parameters()[parameter].spec;
+    hook_leaf(parts.leaf(parameter), index, parameter);
+    leaf_places[parts.leaf(parameter).unsafeGetTensorImpl()] = {index, parameter};
+    decoder.bind(spec.name, parts.leaf(parameter));
+    if (spec.name == "lm_head.weight" || spec.name == "score.weight")
+      std::tie(head_unit, head_parameter) = std::pair(index, parameter);
+  }
 }
 
 void FullyShardedDecoder::Implementation::hook_leaf(const Tensor& leaf, size_t unit, size_t parameter) {
@@ -157,24 +189,35 @@ void FullyShardedDecoder::Implementation::make_pieces() {
 }
 
 void FullyShardedDecoder::Implementation::gather(size_t unit, const char* why) {
-  auto& parts = *units[unit].parts;
+  gather_one(units[unit], why);
+  if (units[unit].experts != kNone) gather_one(units[units[unit].experts], why);
+}
+
+void FullyShardedDecoder::Implementation::gather_one(Unit& unit, const char* why) {
+  auto& parts = *unit.parts;
   if (parts.is_gathered() && !parts.is_stale()) return;
   const bool is_new = !parts.is_gathered();
-  parts.gather(concat("unit ", unit, " ", why));
+  parts.gather(concat(unit.name, " ", why));
   if (is_new) gathered_bytes += parts.gathered_bytes();
   peak_gathered_bytes = std::max(peak_gathered_bytes, gathered_bytes);
 }
 
 void FullyShardedDecoder::Implementation::free(size_t unit) {
-  auto& parts = *units[unit].parts;
-  if (!parts.is_gathered() || parts.is_alias() || units[unit].holds_head) return;
+  free_one(units[unit]);
+  if (units[unit].experts != kNone) free_one(units[units[unit].experts]);
+}
+
+/// What one rank holds whole stays.
+void FullyShardedDecoder::Implementation::free_one(Unit& unit) {
+  auto& parts = *unit.parts;
+  if (!parts.is_gathered() || parts.collectives().size() == 1 || unit.holds_head) return;
   parts.free();
   gathered_bytes -= parts.gathered_bytes();
 }
 
 Tensor FullyShardedDecoder::Implementation::run(int64_t index, const UnitRunner::Body& body, const Tensor& x) {
   const auto unit = static_cast<size_t>(index);
-  require(index >= 0 && unit < units.size(), "the network has no unit ", index);
+  require(index >= 0 && unit < num_units(), "the network has no unit ", index);
   auto& state = units[unit];
   gather(unit, "forward");
   if (!at::GradMode::is_enabled()) {
@@ -189,6 +232,7 @@ Tensor FullyShardedDecoder::Implementation::run(int64_t index, const UnitRunner:
                                           }))
                        : x);
   state.was_used = true;
+  if (state.experts != kNone) units[state.experts].was_used = true;
   if (!y.requires_grad()) return y;
   if (closes) ++state.num_open;
   y.register_hook([weak, unit](const Tensor&) {
@@ -208,62 +252,100 @@ void FullyShardedDecoder::Implementation::before_backward(size_t unit) {
 void FullyShardedDecoder::Implementation::after_backward(size_t unit) {
   auto& state = units[unit];
   state.num_open = std::max<int64_t>(0, state.num_open - 1);
-  if (reduce_gradients) state.parts->reduce(concat("unit ", unit, " gradient"));
-  if (collectives.size() > 1 && options.reshard_after_forward != "never" &&
-      (unit != last_unit() || state.num_open == 0))
-    free(unit);
+  if (reduce_gradients) {
+    state.parts->reduce(state.name + " gradient");
+    if (state.experts != kNone) units[state.experts].parts->reduce(units[state.experts].name + " gradient");
+  }
+  if (options.reshard_after_forward != "never" && (unit != last_unit() || state.num_open == 0)) free(unit);
 }
 
 void FullyShardedDecoder::Implementation::release_head() {
   auto& state = units[head_unit];
   if (!state.holds_head) return;
   state.holds_head = false;
-  if (head_unit != last_unit() && collectives.size() > 1 && options.reshard_after_forward != "never") free(head_unit);
+  if (head_unit != last_unit() && options.reshard_after_forward != "never") free(head_unit);
 }
 
-/// This rank's whole part of a unit, flat (padded).
+/// This rank's whole part of a unit or of its experts, flat (padded).
 Tensor FullyShardedDecoder::Implementation::gather_shards(size_t unit, at::ScalarType dtype, bool gradients) {
   auto& parts = *units[unit].parts;
   const auto& source = gradients ? parts.shard_gradient() : parts.shard();
-  auto whole = at::empty({parts.shard_numel() * collectives.size()}, source.options().dtype(dtype));
+  auto& group = parts.collectives();
+  auto whole = at::empty({parts.shard_numel() * group.size()}, source.options().dtype(dtype));
   auto own = whole.narrow(0, parts.shard_begin(), parts.shard_numel());
   own.copy_(source);
-  if (collectives.size() > 1)
-    collectives.all_gather(whole, own, concat("unit ", unit, gradients ? " full gradient" : " full weights"));
+  if (group.size() > 1)
+    group.all_gather(whole, own, units[unit].name + (gradients ? " full gradient" : " full weights"));
   return whole;
 }
 
-/// Gathers every tensor rank's parts of a unit (flat, as theirs are) and copies them to their places.
-void FullyShardedDecoder::Implementation::place_parts(const Tensor& parts, size_t unit, const TensorMap& wholes) {
-  auto& tensor = *groups.tensor();
-  const auto numel_of = [&](int rank) {
+/// Gathers the parts (flat, as theirs are) of every rank of a group, or takes this rank's alone, and copies them to
+/// their places.
+void FullyShardedDecoder::Implementation::place_parts(const Tensor& parts, Collectives* group,
+                                                      const std::function<Boxes(int rank)>& boxes_of,
+                                                      const TensorMap& wholes, const std::string& label) {
+  const int size = group == nullptr ? 1 : group->size(), own_rank = group == nullptr ? 0 : group->rank();
+  const auto numel_of = [](const Boxes& boxes) {
     int64_t numel = 0;
-    for (const auto& parameter : units[unit].parts->parameters())
-      numel += c10::multiply_integers(
-          plan.part({parameter.spec.name, parameter.whole_shape, parameter.spec.unit}, rank).box.size);
+    for (const auto& [name, box] : boxes) numel += c10::multiply_integers(box.size);
     return numel;
   };
+  std::vector<Boxes> boxes;
   int64_t longest = 0;
-  for (int rank = 0; rank < tensor.size(); ++rank) longest = std::max(longest, numel_of(rank));
-  auto all = at::empty({tensor.size() * longest}, parts.options());
-  auto own = all.narrow(0, tensor.rank() * longest, longest);
-  own.narrow(0, 0, numel_of(tensor.rank())).copy_(parts.narrow(0, 0, numel_of(tensor.rank())));
-  tensor.all_gather(all, own, concat("unit ", unit, " parts of the tensor ranks"));
-  for (int rank = 0; rank < tensor.size(); ++rank) {
+  for (int rank = 0; rank < size; ++rank) {
+    boxes.push_back(boxes_of(rank));
+    longest = std::max(longest, numel_of(boxes.back()));
+  }
+  auto all = parts;
+  if (group != nullptr) {
+    all = at::empty({size * longest}, parts.options());
+    const int64_t numel = numel_of(boxes[static_cast<size_t>(own_rank)]);
+    auto own = all.narrow(0, own_rank * longest, longest);
+    own.narrow(0, 0, numel).copy_(parts.narrow(0, 0, numel));
+    group->all_gather(all, own, label);
+  }
+  for (int rank = 0; rank < size; ++rank) {
     int64_t begin = rank * longest;
-    for (const auto& parameter : units[unit].parts->parameters()) {
-      const auto box = plan.part({parameter.spec.name, parameter.whole_shape, parameter.spec.unit}, rank).box;
+    for (const auto& [name, box] : boxes[static_cast<size_t>(rank)]) {
       const auto numel = c10::multiply_integers(box.size);
-      box_of(wholes.at(parameter.spec.name), box).copy_(all.narrow(0, begin, numel).view(box.size));
+      box_of(wholes.at(name), box).copy_(all.narrow(0, begin, numel).view(box.size));
       begin += numel;
     }
   }
 }
 
+/// A unit's parts, and those of its experts where they lie apart, to their places.
+void FullyShardedDecoder::Implementation::place_unit(size_t unit, const Tensor& parts, const Tensor& experts,
+                                                     const TensorMap& wholes) {
+  const bool is_apart = experts.defined();
+  const auto of_unit = [&](const std::function<void(const ParameterSpec& spec)>& visit) {
+    for (const auto& spec : plan.whole_specs())
+      if (spec.unit == static_cast<int64_t>(unit)) visit(spec);
+  };
+  const auto boxes_of = [&](int rank) {
+    Boxes boxes;
+    of_unit([&](const ParameterSpec& spec) {
+      if (!is_apart || !spec.is_of_experts()) boxes.emplace_back(spec.name, plan.part(spec, rank).box);
+    });
+    return boxes;
+  };
+  place_parts(parts, groups.tensor(), boxes_of, wholes, units[unit].name + " parts of the tensor ranks");
+  if (!is_apart) return;
+  const auto boxes_of_experts = [&](int rank) {
+    Boxes boxes;
+    of_unit([&](const ParameterSpec& spec) {
+      if (!spec.is_of_experts()) return;
+      if (const auto part = plan.part_of_experts(spec, rank)) boxes.emplace_back(spec.name, part->box);
+    });
+    return boxes;
+  };
+  place_parts(experts, groups.experts(), boxes_of_experts, wholes, units[unit].name + " of the expert ranks");
+}
+
 TensorMap FullyShardedDecoder::Implementation::gather_full(at::ScalarType dtype, bool gradients) {
   at::NoGradGuard no_grad;
   TensorMap tensors;
-  for (size_t index = 0; index < units.size(); ++index) {
+  for (size_t index = 0; index < num_units(); ++index) {
     // One buffer a unit; the tensors are views of it.
     int64_t numel = 0;
     for (const auto& spec : plan.whole_specs())
@@ -272,7 +354,8 @@ TensorMap FullyShardedDecoder::Implementation::gather_full(at::ScalarType dtype,
     const bool is_owner = owner == plan.place().pipeline;
     Tensor whole;
     if (is_owner) whole = gather_shards(index, dtype, gradients);
-    const bool is_split = groups.tensor() != nullptr;
+    const size_t apart = units[index].experts;
+    const bool is_split = groups.tensor() != nullptr || apart != kNone;
     const auto parts = whole;
     if (!is_owner || is_split) whole = at::empty({numel}, shards[index].parameter.options().dtype(dtype));
     TensorMap of_unit;
@@ -283,7 +366,8 @@ TensorMap FullyShardedDecoder::Implementation::gather_full(at::ScalarType dtype,
       of_unit[spec.name] = whole.narrow(0, begin, length).view(spec.shape);
       begin += length;
     }
-    if (is_owner && is_split) place_parts(parts, index, of_unit);
+    if (is_owner && is_split)
+      place_unit(index, parts, apart == kNone ? Tensor() : gather_shards(apart, dtype, gradients), of_unit);
     if (groups.pipeline() != nullptr) {
       auto values = whole.narrow(0, 0, numel);
       groups.pipeline()->broadcast(values, owner, concat("unit ", index, " of its stage"));
@@ -413,9 +497,9 @@ void FullyShardedDecoder::finish_backward() {
   auto& self = *implementation_;
   for (size_t index = self.units.size(); index-- > 0;) {
     auto& unit = self.units[index];
-    require(!unit.was_used || unit.parts->num_received() > 0, "rank ", self.collectives.rank(), ": unit ", index,
+    require(!unit.was_used || unit.parts->num_received() > 0, "rank ", self.collectives.rank(), ": ", unit.name,
             " took part in the forward but got no gradient; was backward called?");
-    unit.parts->reduce_rest(concat("unit ", index, " gradient"));
+    unit.parts->reduce_rest(unit.name + " gradient");
     unit.parts->complete_gradient();
     unit.was_used = false;
     unit.num_open = 0;
@@ -432,7 +516,7 @@ void FullyShardedDecoder::parameters_changed() {
   for (size_t index = 0; index < self.units.size(); ++index) {
     self.units[index].holds_head = false;
     self.units[index].parts->mark_stale();
-    if (self.collectives.size() > 1) self.free(index);
+    self.free_one(self.units[index]);
   }
 }
 
@@ -481,7 +565,7 @@ TensorMap FullyShardedDecoder::borrow_weights(at::ScalarType dtype) {
     return tensors;
   }
   for (size_t index = 0; index < self.units.size(); ++index) {
-    self.gather(index, "weights");
+    self.gather_one(self.units[index], "weights");
     const auto& parts = *self.units[index].parts;
     for (size_t parameter = 0; parameter < parts.parameters().size(); ++parameter)
       tensors[parts.parameters()[parameter].spec.name] = parts.leaf(parameter).detach();

@@ -9,6 +9,9 @@
 // gradient over as soon as it exists (added in fp32, then freed), so running a body again in backward counts nothing
 // twice.
 //
+// Experts that are spread over ranks (parallel/mesh.h) are sharded over other ranks than the rest of their unit: they
+// are a buffer of their own, gathered, reduced and freed with it.
+//
 // One rank alone: a unit is gathered by one cast after the shards changed, never freed, and gradients are added
 // straight to the shard; with fp32 compute the leaves are the shard itself.
 #pragma once
@@ -29,9 +32,10 @@ struct FullyShardedOptions {
   at::Device device = at::kCPU;
 };
 
-/// This rank's piece of one unit: flat, fp32, padded to a multiple of the world size.
+/// This rank's piece of one unit, or of a unit's experts where they lie over ranks of their own: flat, fp32, padded to
+/// a multiple of the number of ranks that it is sharded over.
 struct UnitShard {
-  int64_t unit = 0;
+  int64_t unit = 0;  // the network's; from its number of units on: of experts that lie apart
   Tensor parameter;  // [n] fp32 master
   Tensor gradient;   // [n] fp32, accumulated over micro-batches; complete after finish_backward
 };
@@ -100,7 +104,7 @@ class FullyShardedDecoder : public UnitRunner {
   void reset_peak_gathered_bytes();
   const Decoder& decoder() const;
   const ParallelPlan& plan() const;
-  /// Those over which the shards lie.
+  /// Those over which the shards lie (of experts that lie apart: the groups' expert shards).
   Collectives& collectives();
 
  private:

@@ -19,7 +19,7 @@ ParallelModel::ParallelModel(const ModelConfig& config, const RankGroups& groups
     : plan_(config, groups.degrees(), groups.place(), plan_options(config, groups.degrees(), options)),
       groups_(groups),
       decoder_(plan_.local_config()) {
-  if (groups_.tensor() != nullptr || groups_.context() != nullptr) {
+  if (groups_.tensor() != nullptr || groups_.context() != nullptr || groups_.experts() != nullptr) {
     exchange_ = std::make_shared<const RankExchange>(plan_, groups_, options.head_tail);
     decoder_.set_exchange(exchange_);
   }
@@ -33,7 +33,7 @@ ParallelModel::ParallelModel(const ModelConfig& config, const RankGroups& groups
 }
 
 int64_t ParallelModel::local_place(int64_t num_tokens, int64_t place) const {
-  return exchange_ == nullptr ? place : exchange_->tokens(num_tokens).local_place(place);
+  return exchange_ == nullptr || exchange_->has_whole_rows() ? place : exchange_->tokens(num_tokens).local_place(place);
 }
 
 Tensor ParallelModel::sum_over_context(const Tensor& x) const {

@@ -2,7 +2,7 @@
 //
 //   1 plan      which part of every parameter, which units are this rank's     (parallel/plan)
 //   2 decoder   the network of this rank's part
-//   3 exchange  tensor, sequence and context parallel at the network's seam    (parallel/rank_exchange)
+//   3 exchange  tensor, sequence, context and expert parallel at its seam      (parallel/rank_exchange)
 //   4 shards    what is left is sharded over data and context ranks            (parallel/fully_sharded)
 //   5 recompute around the units
 //   6 pipeline  micro-batches through the stages by a schedule                 (parallel/pipeline)

@@ -12,13 +12,21 @@ enum class Split { kWhole, kVocabulary, kQueryRows, kKeyRows, kQueryColumns, kIn
 
 /// The plan itself, by the end of the parameter's name; what is not listed is whole on every tensor rank.
 constexpr std::pair<std::string_view, Split> kSplits[] = {
-    {"embed_tokens.weight", Split::kVocabulary}, {"lm_head.weight", Split::kVocabulary},
-    {"q_proj.weight", Split::kQueryRows},        {"q_proj.bias", Split::kQueryRows},
-    {"k_proj.weight", Split::kKeyRows},          {"k_proj.bias", Split::kKeyRows},
-    {"v_proj.weight", Split::kKeyRows},          {"v_proj.bias", Split::kKeyRows},
-    {"o_proj.weight", Split::kQueryColumns},     {"gate_proj.weight", Split::kInnerRows},
-    {"gate_proj.bias", Split::kInnerRows},       {"up_proj.weight", Split::kInnerRows},
-    {"up_proj.bias", Split::kInnerRows},         {"down_proj.weight", Split::kInnerColumns},
+    {"embed_tokens.weight", Split::kVocabulary},
+    {"lm_head.weight", Split::kVocabulary},
+    {"q_proj.weight", Split::kQueryRows},
+    {"q_proj.bias", Split::kQueryRows},
+    {"self_attn.sinks", Split::kQueryRows},
+    {"k_proj.weight", Split::kKeyRows},
+    {"k_proj.bias", Split::kKeyRows},
+    {"v_proj.weight", Split::kKeyRows},
+    {"v_proj.bias", Split::kKeyRows},
+    {"o_proj.weight", Split::kQueryColumns},
+    {"gate_proj.weight", Split::kInnerRows},
+    {"gate_proj.bias", Split::kInnerRows},
+    {"up_proj.weight", Split::kInnerRows},
+    {"up_proj.bias", Split::kInnerRows},
+    {"down_proj.weight", Split::kInnerColumns},
 };
 
 Split split_of(const std::string& name) {
@@ -38,6 +46,11 @@ ParallelPlan::ParallelPlan(const ModelConfig& config, MeshDegrees degrees, MeshP
       options_(std::move(options)) {
   if (options_.stages.empty()) options_.stages = {{0, num_units(), 0}};
   check_splits();
+  if (degrees_.expert > 1) {
+    const int64_t num_held = config_.moe.num_experts / degrees_.expert;
+    local_config_.moe.held_begin = num_held * place_.expert;
+    local_config_.moe.held_end = num_held * (place_.expert + 1);
+  }
   if (degrees_.tensor == 1) return;
   const auto part_of = [&](int64_t size) {
     return even_begin(size, place_.tensor + 1) - even_begin(size, place_.tensor);
@@ -45,6 +58,7 @@ ParallelPlan::ParallelPlan(const ModelConfig& config, MeshDegrees degrees, MeshP
   local_config_.num_attention_heads /= degrees_.tensor;
   local_config_.num_key_value_heads = std::max<int64_t>(1, config_.num_key_value_heads / degrees_.tensor);
   local_config_.intermediate_size = part_of(config_.intermediate_size);
+  local_config_.moe.shared_intermediate_size = part_of(config_.moe.shared_intermediate_size);
   local_config_.vocab_size = part_of(config_.vocab_size);
 }
 
@@ -66,17 +80,31 @@ void ParallelPlan::check_tensor() const {
     throw UsageError(concat("parallelism.tensor_parallel_degree = ", degrees_.tensor, ": ", config_.model_type, " has ",
                             what, ", which are not split over tensor ranks"));
   };
-  if (config_.has_experts()) refuse("experts");
   if (config_.has(Mixer::kLatentAttention)) refuse("compressed keys and values");
   if (config_.has(Mixer::kDeltaNet)) refuse("layers of the delta rule");
   if (config_.norm_over_heads) refuse("norms over all heads together");
-  if (config_.attention_gate) refuse("gated heads");
-  if (config_.attention_sinks) refuse("attention sinks");
+  if (config_.has_experts() && !options_.sequence_parallel) {
+    throw UsageError(concat("parallelism.tensor_parallel_degree = ", degrees_.tensor, ": ", config_.model_type,
+                            " has experts: tensor ranks deal them tokens of their own, which needs "
+                            "parallelism.enable_sequence_parallel"));
+  }
+}
+
+void ParallelPlan::check_experts() const {
+  const auto key = concat("parallelism.expert_parallel_degree = ", degrees_.expert, ": ");
+  if (!config_.has_experts()) throw UsageError(concat(key, config_.model_type, " has no experts to spread"));
+  const auto num_experts = config_.moe.num_experts;
+  if (num_experts % degrees_.expert != 0) {
+    throw UsageError(concat(key, "the model's ", num_experts, " experts do not divide by it (", num_experts, " = ",
+                            degrees_.expert, " * ", num_experts / degrees_.expert, " + ", num_experts % degrees_.expert,
+                            ")"));
+  }
 }
 
 void ParallelPlan::check_splits() const {
   if (degrees_.context > 1) check_context();
   if (degrees_.tensor > 1) check_tensor();
+  if (degrees_.expert > 1) check_experts();
   const int tensor = degrees_.tensor;
   const auto refuse = [&](const auto&... what) {
     throw UsageError(concat("parallelism.tensor_parallel_degree = ", tensor, ": ", what...));
@@ -87,6 +115,8 @@ void ParallelPlan::check_splits() const {
     refuse("the model's ", keys,
            " key/value heads neither divide by it nor does it divide by them (one head can be "
            "repeated on several ranks, not split)");
+  if (config_.moe.shared_intermediate_size > 0 && config_.moe.shared_intermediate_size < tensor)
+    refuse("the shared expert has only ", config_.moe.shared_intermediate_size, " features");
   if (config_.intermediate_size < tensor) refuse("the MLP has only ", config_.intermediate_size, " features");
   if (config_.vocab_size < tensor) refuse("the vocabulary has only ", config_.vocab_size, " tokens");
   int64_t end = 0;
@@ -116,16 +146,16 @@ ParameterPart ParallelPlan::part(const ParameterSpec& whole, int tensor_rank) co
         cut_evenly(0, config_.vocab_size, 1);
         break;
       case Split::kQueryRows:
-        cut_evenly(0, heads, d);
+        cut_evenly(0, heads, whole.shape[0] / heads);  // a gate beside each head goes with it
         break;
       case Split::kQueryColumns:
         cut_evenly(1, heads, d);
         break;
       case Split::kInnerRows:
-        cut_evenly(0, config_.intermediate_size, 1);
+        cut_evenly(0, whole.shape[0], 1);
         break;
       case Split::kInnerColumns:
-        cut_evenly(1, config_.intermediate_size, 1);
+        cut_evenly(1, whole.shape[1], 1);
         break;
       case Split::kKeyRows: {
         const int64_t first = even_begin(keys, tensor_rank), count = std::max<int64_t>(1, keys / degrees_.tensor);
@@ -148,6 +178,20 @@ ParameterPart ParallelPlan::part(const ParameterSpec& whole, int tensor_rank) co
   if (whole.unit == 0 && is_tied() && owner(0) != owner(num_units() - 1)) {
     part.sums_over_tied = true;
     part.is_first = part.is_first && place_.pipeline == owner(0);
+  }
+  return part;
+}
+
+std::optional<ParameterPart> ParallelPlan::part_of_experts(const ParameterSpec& whole, int expert_rank) const {
+  const int64_t num_held = config_.moe.num_experts / degrees_.expert;
+  const int64_t begin = std::max(whole.experts_begin, num_held * expert_rank);
+  const int64_t end = std::min(whole.experts_end, num_held * (expert_rank + 1));
+  if (begin >= end) return std::nullopt;
+  ParameterPart part{{std::vector<int64_t>(whole.shape.size(), 0), whole.shape}};
+  const bool is_stacked = whole.experts_end - whole.experts_begin > 1 || config_.moe.form == ExpertForm::kStacked;
+  if (is_stacked) {
+    part.box.start[0] = begin;
+    part.box.size[0] = end - begin;
   }
   return part;
 }

@@ -5,6 +5,8 @@
 //   split of a layer over tensor ranks (Shoeybi et al. 2019, "Megatron-LM"):
 //     q, k, v, gate, up   by rows (heads, features): outputs are parts        embedding, head  by rows (vocabulary)
 //     o, down             by columns: outputs are summed over ranks           norms, row biases  whole on every rank
+//
+// Experts are not split but spread: every expert rank holds an equal number of whole experts.
 #pragma once
 
 #include "models/config.h"
@@ -50,6 +52,11 @@ class ParallelPlan {
   /// The part that tensor rank `tensor_rank` of this pipeline stage holds.
   ParameterPart part(const ParameterSpec& whole, int tensor_rank) const;
   ParameterPart part(const ParameterSpec& whole) const { return part(whole, place_.tensor); }
+  /// Whether the weights of experts lie over ranks of their own (Mesh: "experts", "expert_shards"), apart from the rest
+  /// of their units.
+  bool spreads_experts() const { return config_.has_experts() && (degrees_.expert > 1 || degrees_.tensor > 1); }
+  /// The part of experts' weights that expert rank `expert_rank` holds; none where it holds none of them.
+  std::optional<ParameterPart> part_of_experts(const ParameterSpec& whole, int expert_rank) const;
   /// Whether this rank holds the unit's parameters (a tied embedding on the first and on the last stage).
   bool holds(int64_t unit) const;
   /// The pipeline rank that speaks for a unit.
@@ -66,6 +73,7 @@ class ParallelPlan {
   void check_splits() const;
   void check_context() const;
   void check_tensor() const;
+  void check_experts() const;
 
   ModelConfig config_, local_config_;
   std::vector<ParameterSpec> specs_;

@@ -1,6 +1,7 @@
 #include "parallel/rank_exchange.h"
 
 #include "base/error.h"
+#include "parallel/expert_parallel.h"
 #include "parallel/ring_attention.h"
 #include "parallel/tensor_parallel.h"
 
@@ -9,10 +10,12 @@ namespace troupe {
 RankExchange::RankExchange(const ParallelPlan& plan, const RankGroups& groups, bool head_tail)
     : tensor_(groups.tensor()),
       context_(groups.context()),
+      experts_(groups.experts()),
       sequence_parallel_(tensor_ != nullptr && plan.options().sequence_parallel),
       head_tail_(head_tail),
       vocabulary_begin_(plan.vocabulary_begin()),
-      vocabulary_size_(plan.whole_config().vocab_size) {}
+      vocabulary_size_(plan.whole_config().vocab_size),
+      num_experts_(plan.whole_config().moe.num_experts) {}
 
 ContextTokens RankExchange::tokens(int64_t num_tokens) const {
   const int64_t multiple = sequence_parallel_ ? tensor_->size() : 1;
@@ -21,10 +24,12 @@ ContextTokens RankExchange::tokens(int64_t num_tokens) const {
 }
 
 int64_t RankExchange::num_kept(int64_t num_tokens) const {
+  if (has_whole_rows()) return num_tokens;
   return tokens(num_tokens).num_local() / (sequence_parallel_ ? tensor_->size() : 1);
 }
 
 Tensor RankExchange::embed(const Tensor& tokens_T, const Tensor& weight_VD) const {
+  if (has_whole_rows()) return Exchange::embed(tokens_T, weight_VD);
   const auto own = tokens(tokens_T.numel());
   const Tensor ids = tokens_T.to(at::kLong);
   if (ids.is_cpu()) {
@@ -47,8 +52,14 @@ Tensor RankExchange::leave(const Tensor& y_TD) const {
   return tensor_ == nullptr ? y_TD : leave_tensor_parallel(y_TD, *tensor_, sequence_parallel_);
 }
 
+Tensor RankExchange::experts(const Tensor& x_TD, const blocks::Routing& routing, const HeldExperts& held) const {
+  if (experts_ == nullptr) return Exchange::experts(x_TD, routing, held);
+  return experts_of_ranks(x_TD, routing, num_experts_, *experts_, held);
+}
+
 kernels::AttentionResult RankExchange::attention_forward(const Tensor& qkv_TE, const PackedLayout& layout,
                                                          const kernels::AttentionShape& shape) const {
+  if (has_whole_rows()) return Exchange::attention_forward(qkv_TE, layout, shape);
   const auto own = tokens(layout.num_tokens);
   const auto padded = padded_layout(layout, own.num_padded());
   if (context_ == nullptr) return Exchange::attention_forward(qkv_TE, padded, shape);
@@ -60,6 +71,7 @@ kernels::AttentionResult RankExchange::attention_forward(const Tensor& qkv_TE, c
 Tensor RankExchange::attention_backward(const Tensor& d_output, const Tensor& qkv_TE,
                                         const kernels::AttentionResult& result, const PackedLayout& layout,
                                         const kernels::AttentionShape& shape) const {
+  if (has_whole_rows()) return Exchange::attention_backward(d_output, qkv_TE, result, layout, shape);
   const auto own = tokens(layout.num_tokens);
   const auto padded = padded_layout(layout, own.num_padded());
   if (context_ == nullptr) return Exchange::attention_backward(d_output, qkv_TE, result, padded, shape);
@@ -67,6 +79,7 @@ Tensor RankExchange::attention_backward(const Tensor& d_output, const Tensor& qk
 }
 
 std::vector<int32_t> RankExchange::positions(const PackedLayout& layout) const {
+  if (has_whole_rows()) return Exchange::positions(layout);
   const auto own = tokens(layout.num_tokens);
   const auto all = padded_layout(layout, own.num_padded()).positions();
   std::vector<int32_t> local;

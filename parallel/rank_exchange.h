@@ -1,5 +1,5 @@
 // What the network's seam (models/exchange.h) does on one rank of a mesh: vocabulary-parallel embedding, tensor
-// parallel with or without sequence parallel, and context parallel by ring attention.
+// parallel with or without sequence parallel, context parallel by ring attention, and experts on other ranks.
 #pragma once
 
 #include "models/exchange.h"
@@ -14,7 +14,9 @@ class RankExchange : public Exchange {
   /// `head_tail`: context ranks take tokens from both ends of a row. The groups must outlive this.
   RankExchange(const ParallelPlan& plan, const RankGroups& groups, bool head_tail);
 
-  /// This rank's tokens of a row of `num_tokens`.
+  /// Whether this rank has every token of its rows, which are then as they were given.
+  bool has_whole_rows() const { return tensor_ == nullptr && context_ == nullptr; }
+  /// This rank's tokens of a row of `num_tokens`, where it has not all.
   ContextTokens tokens(int64_t num_tokens) const;
   /// Rows of the activations between layers: this rank's tokens, or with sequence parallel its part of them.
   int64_t num_kept(int64_t num_tokens) const;
@@ -22,6 +24,7 @@ class RankExchange : public Exchange {
   Tensor embed(const Tensor& tokens_T, const Tensor& weight_VD) const override;
   Tensor enter(const Tensor& x_TD) const override;
   Tensor leave(const Tensor& y_TD) const override;
+  Tensor experts(const Tensor& x_TD, const blocks::Routing& routing, const HeldExperts& held) const override;
   bool sums_parts() const override { return tensor_ != nullptr; }
   kernels::AttentionResult attention_forward(const Tensor& qkv_TE, const PackedLayout& layout,
                                              const kernels::AttentionShape& shape) const override;
@@ -32,8 +35,9 @@ class RankExchange : public Exchange {
  private:
   Collectives* tensor_;
   Collectives* context_;
+  Collectives* experts_;
   bool sequence_parallel_, head_tail_;
-  int64_t vocabulary_begin_, vocabulary_size_;
+  int64_t vocabulary_begin_, vocabulary_size_, num_experts_;
 };
 
 }  // namespace troupe

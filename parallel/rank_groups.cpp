@@ -10,7 +10,7 @@ RankGroups::RankGroups(MeshDegrees degrees, int rank, ByName groups)
 RankGroups::RankGroups(Collectives& collectives)
     : mesh_({.shard = collectives.size()}), place_(mesh_.place(collectives.rank())) {
   const std::shared_ptr<Collectives> shared(std::shared_ptr<void>(), &collectives);
-  for (const char* name : {"world", "losses", "shards", "copy"}) groups_[name] = shared;
+  for (const char* name : {"world", "losses", "shards", "copy", "expert_shards"}) groups_[name] = shared;
 }
 
 Collectives* RankGroups::find(const std::string& name) const {

@@ -20,11 +20,14 @@ class RankGroups {
   Collectives& losses() const { return *groups_.at("losses"); }
   Collectives& shards() const { return *groups_.at("shards"); }
   Collectives& copy() const { return *groups_.at("copy"); }
+  /// Over which the parameters of this rank's experts are sharded, where they are not sharded like all others.
+  Collectives& expert_shards() const { return *groups_.at("expert_shards"); }
   /// Null where the dimension has one rank.
   Collectives* replicas() const { return find("replicas"); }
   Collectives* context() const { return find("context"); }
   Collectives* tensor() const { return find("tensor"); }
   Collectives* pipeline() const { return find("pipeline"); }
+  Collectives* experts() const { return find("experts"); }
   Collectives* tied() const { return find("tied"); }  // null also between the first and the last stage
 
   /// Whose rows this rank works on; context, tensor and pipeline neighbours share them.

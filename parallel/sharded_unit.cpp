@@ -5,11 +5,10 @@
 
 namespace troupe {
 
-ShardedUnit::ShardedUnit(const std::vector<ParameterSpec>& wholes, const ParallelPlan& plan, Options options)
-    : options_(options) {
+ShardedUnit::ShardedUnit(const Parts& parts, Options options) : options_(options) {
   int64_t numel = 0;
-  for (const auto& whole : wholes) {
-    Parameter parameter{whole, whole.shape, plan.part(whole), numel, 0};
+  for (const auto& [whole, part] : parts) {
+    Parameter parameter{whole, whole.shape, part, numel, 0};
     parameter.spec.shape = parameter.part.box.size;
     parameter.numel = c10::multiply_integers(parameter.spec.shape);
     numel += parameter.numel;

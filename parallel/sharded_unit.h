@@ -1,6 +1,6 @@
-// One unit's parameters as one flat buffer: this rank's fp32 shard, the gathered copy whose leaves the network computes
-// with, and the gradient on its way from the leaves to the shard. Decides nothing about when
-// (parallel/fully_sharded.cpp).
+// A unit's parameters, or those of its experts alone, as one flat buffer: this rank's fp32 shard, the gathered copy
+// whose leaves the network computes with, and the gradient on its way from the leaves to the shard. Decides nothing
+// about when (parallel/fully_sharded.cpp).
 //
 //   flat [padded]: | parameter 0 | parameter 1 | ... | padding |     parameters contiguous, in parameter_specs order
 //   shards         |   rank 0    |   rank 1    |   rank 2      |     equal parts
@@ -33,10 +33,13 @@ class ShardedUnit {
     int64_t constants_begin = -1;  // of one that is not trained, in the constants
   };
 
-  /// `wholes`: the unit's parameters; `plan` says which part of each is this rank's.
-  ShardedUnit(const std::vector<ParameterSpec>& wholes, const ParallelPlan& plan, Options options);
+  /// Whole parameters and this rank's part of each.
+  using Parts = std::vector<std::pair<ParameterSpec, ParameterPart>>;
+  ShardedUnit(const Parts& parts, Options options);
 
   // -- parameters --
+  /// Over which the buffer is sharded.
+  Collectives& collectives() const { return *options_.collectives; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
   int64_t shard_numel() const { return shard_numel_; }
   int64_t shard_begin() const { return shard_numel_ * options_.collectives->rank(); }

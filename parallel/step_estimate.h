@@ -1,6 +1,7 @@
 // What a train step will need on ranks that nobody has yet: memory, transfers, idle time, seconds. Arithmetic over the
 // same plan, schedule and specifications that a run is laid out by; the tests hold calls and bytes to the log of runs.
-// Seconds come from a device's stated figures and are as good as these.
+// Seconds come from a device's stated figures and are as good as these. Routing is taken to be even: every expert gets
+// as many tokens.
 #pragma once
 
 #include "parallel/device_figures.h"
@@ -62,7 +63,7 @@ RankEstimate estimate_rank(const ModelConfig& config, const MeshDegrees& degrees
 StepEstimate estimate_step(const ModelConfig& config, const MeshDegrees& degrees, const ParallelOptions& options,
                            const StepShape& shape, const DeviceFigures& device);
 
-/// Activation bytes that one layer keeps for its backward on one rank, for `num_tokens` tokens of the row.
-int64_t layer_activation_bytes(const ParallelPlan& plan, int64_t num_tokens, int64_t element_bytes);
+/// Activation bytes that layer `layer` keeps for its backward on one rank, for `num_tokens` tokens of the row.
+int64_t layer_activation_bytes(const ParallelPlan& plan, int64_t layer, int64_t num_tokens, int64_t element_bytes);
 
 }  // namespace troupe

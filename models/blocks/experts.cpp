@@ -90,10 +90,8 @@ Tensor multiply(const Sorted& sorted, const Tensor& x, const Tensor& weights_EIO
 }
 
 /// Adds up the K rows of each token -> [T, D].
-Tensor gather_tokens(const Sorted& sorted, const Tensor& rows, int64_t num_tokens) {
-  const auto type = rows.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const Tensor by_token = at::empty_like(rows).index_copy_(0, sorted.order, rows);
-  return at::sum(by_token.view({num_tokens, -1, rows.size(1)}), 1, false, type).to(rows.scalar_type());
+Tensor gather_tokens(const Sorted& sorted, const Tensor& rows, const Tensor& experts_TK) {
+  return sum_choices(at::empty_like(rows).index_copy_(0, sorted.order, rows), experts_TK.size(1));
 }
 
 struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
@@ -114,7 +112,7 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
     context->save_for_backward(std::move(saved));
     context->saved_data["shape"] = at::IValue::make_capsule(c10::make_intrusive<ShapeHolder>(shape));
     context->saved_data["bias"] = gate_up_bias.has_value();
-    return gather_tokens(sorted, y, x.size(0));
+    return gather_tokens(sorted, y, experts_TK);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -170,7 +168,7 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
     });
     const Tensor d_weights_TK =
         at::empty_like(d_weight).index_copy_(0, sorted.order, d_weight).view(weights_TK.sizes());
-    variable_list result = {gather_tokens(sorted, d_x, x.size(0)), Tensor(), d_weights_TK};
+    variable_list result = {gather_tokens(sorted, d_x, experts_TK), Tensor(), d_weights_TK};
     for (const auto& gradient : gradients_of(d_gate_ups, gate_ups, shape.form)) result.push_back(gradient);
     for (const auto& gradient : gradients_of(d_downs, downs, shape.form)) result.push_back(gradient);
     result.insert(result.end(), {d_gate_up_bias, d_down_bias, Tensor()});
@@ -193,12 +191,18 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
 
 }  // namespace
 
+Tensor sum_choices(const Tensor& rows, int64_t num_choices) {
+  const auto type = rows.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const int64_t num_tokens = rows.size(0) / num_choices;
+  return at::sum(rows.view({num_tokens, num_choices, rows.size(1)}), 1, false, type).to(rows.scalar_type());
+}
+
 Tensor experts(const Tensor& x_TD, const Routing& routing, const ExpertWeights& weights, const MoeConfig& config,
                Activation activation) {
   std::vector<Tensor> parameters = weights.gate_up;
   parameters.insert(parameters.end(), weights.down.begin(), weights.down.end());
   const auto optional = [](const Tensor& bias) { return bias.defined() ? std::optional<Tensor>(bias) : std::nullopt; };
-  const Shape shape = {config.num_experts,
+  const Shape shape = {config.num_held(),
                        static_cast<int64_t>(weights.gate_up.size()),
                        config.form,
                        config.score == RouterScore::kSigmoidInput,

@@ -15,9 +15,13 @@ struct ExpertWeights {
   Tensor gate_up_bias, down_bias;
 };
 
-/// x_TD -> [T, D]. Keeps x, the routing and the projections before the gate for backward. Differentiable in x, the
-/// routing's weights and all expert weights; an expert without tokens gets zeros.
+/// x_TD -> [T, D], over the experts that the configuration holds, counted from its first. Keeps x, the routing and the
+/// projections before the gate for backward. Differentiable in x, the routing's weights and all expert weights; an
+/// expert without tokens gets zeros.
 Tensor experts(const Tensor& x_TD, const Routing& routing, const ExpertWeights& weights, const MoeConfig& config,
                Activation activation);
+
+/// Adds up each token's rows: [T * K, D] -> [T, D], in fp32 (float64 for float64).
+Tensor sum_choices(const Tensor& rows, int64_t num_choices);
 
 }  // namespace troupe::blocks

@@ -51,4 +51,31 @@ TEST_CASE("every family makes a GRPO step on what its sampler gave, and both sid
   }
 }
 
+TEST_CASE("a trainer whose experts lie over ranks agrees with the workers that it gives its weights to") {
+  for (const std::string name : {"mixtral", "gpt_oss", "deepseek_v3"}) {
+    CAPTURE(name);
+    const auto reader = open_checkpoint(testing::family_fixtures() / name);
+    const auto& config = reader->config();
+    auto weights = load_weights(*reader, at::kFloat);
+    Engine engine(config, small_options(), nullptr);
+    engine.set_weights(pack_model(config, {0, weights}, at::kFloat, 1));
+    auto options = testing::learner_options();
+    options.optimizer.lr = 1e-4;
+    for (int64_t step = 0; step < 2; ++step) {
+      const auto batch = sample_groups(engine);
+      const auto before = weights;
+      testing::with_mesh(
+          {.shard = 2, .expert = 2}, config, options, before, [&](Learner& learner, const RankGroups& groups) {
+            const auto metrics = learner.train_policy(batch);
+            require(metrics.at("logprob_diff/max") < 2e-4, "log-probs differ by ", metrics.at("logprob_diff/max"));
+            require(metrics.at("grad_norm") > 0, "no gradient");
+            auto updated = learner.gather_weights(at::kFloat);
+            if (groups.world().rank() == 0) weights = std::move(updated);
+          });
+      CHECK(testing::relative_difference(weights, before) > 1e-6);
+      engine.set_weights(pack_model(config, {step + 1, weights}, at::kFloat, 1));
+    }
+  }
+}
+
 }  // namespace troupe::engine_tests

@@ -72,6 +72,8 @@ TEST_CASE("meshes that cannot be are refused before anything is loaded, the numb
                          UsageError);
     CHECK_FALSE(fs::exists(workshop.path / "none"));
   };
+  refused({"expert_parallel_degree=2"}, "does not divide shard 1 * context 1 * tensor 1 = 1");
+  refused({"expert_parallel_degree=2", "data_parallel_shard_degree=2"}, "has no experts to spread");
   refused({"tensor_parallel_degree=3"}, "the model's 4 attention heads do not divide by it");
   refused({"tensor_parallel_degree=8"}, "the model's 4 attention heads do not divide by it");
   refused({"pipeline_parallel_degree=8"}, "has none of the 4 layers");

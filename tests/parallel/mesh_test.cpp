@@ -20,7 +20,7 @@ TEST_CASE("ranks and places are inverse, tensor neighbours side by side, stages 
 }
 
 TEST_CASE("every rank is in one group of each name, of the right size") {
-  const MeshDegrees degrees{2, 2, 3, 2, 2};
+  const MeshDegrees degrees{2, 2, 3, 2, 2, 4};
   std::map<std::string, std::multiset<int>> members;
   std::map<std::string, std::set<size_t>> sizes;
   for (const auto& group : Mesh(degrees).groups()) {
@@ -28,9 +28,9 @@ TEST_CASE("every rank is in one group of each name, of the right size") {
     sizes[group.name].insert(group.members.size());
     CHECK(std::is_sorted(group.members.begin(), group.members.end()));
   }
-  const std::map<std::string, size_t> expected = {{"world", 48},   {"losses", 12},  {"shards", 6},
-                                                  {"replicas", 2}, {"copy", 24},    {"context", 2},
-                                                  {"tensor", 2},   {"pipeline", 2}, {"tied", 2}};
+  const std::map<std::string, size_t> expected = {{"world", 48}, {"losses", 12}, {"shards", 6},       {"replicas", 2},
+                                                  {"copy", 24},  {"context", 2}, {"tensor", 2},       {"pipeline", 2},
+                                                  {"tied", 2},   {"experts", 4}, {"expert_shards", 3}};
   CHECK(members.size() == expected.size());
   for (const auto& [name, size] : expected) {
     CAPTURE(name);
@@ -45,6 +45,26 @@ TEST_CASE("a product that cannot be is refused with the arithmetic") {
                        doctest::Contains("pipeline 4 * replicate 1 * shard 3 * context 1 * tensor 8 = 96"), UsageError);
   CHECK_THROWS_AS(check_mesh({.context = 0}, 64), UsageError);
   CHECK_THROWS_AS(check_mesh({.shard = 2147483647, .tensor = 2147483647}, 64), UsageError);
+}
+
+TEST_CASE("an expert degree cuts the shard, context and tensor ranks another way") {
+  const Mesh mesh({.pipeline = 2, .shard = 2, .context = 2, .tensor = 2, .expert = 4});
+  for (const auto& group : mesh.groups()) {
+    if (group.name != "experts" && group.name != "expert_shards") continue;
+    std::vector<int> parts;
+    for (size_t member = 0; member < group.members.size(); ++member)
+      parts.push_back(mesh.place(group.members[member]).expert);
+    if (group.name == "experts") CHECK((parts == std::vector<int>{0, 1, 2, 3}));
+    if (group.name == "experts") CHECK(group.members.back() == group.members.front() + 3);  // neighbours
+    if (group.name == "expert_shards") CHECK((parts == std::vector<int>(2, parts.front())));
+  }
+  CHECK(describe(mesh.degrees()) ==
+        "pipeline 2 * replicate 1 * shard 2 * context 2 * tensor 2 = 16, experts 4 * 2 shards = shard 2 * context 2 * "
+        "tensor 2");
+  CHECK_THROWS_WITH_AS(check_mesh({.shard = 4, .tensor = 2, .expert = 3}, 64),
+                       doctest::Contains("parallelism.expert_parallel_degree = 3 does not divide shard 4 * context 1 * "
+                                         "tensor 2 = 8"),
+                       UsageError);
 }
 
 TEST_CASE("the parts of the tensor ranks tile every parameter, and each element is counted once") {

@@ -1,5 +1,6 @@
 // Every family over the layouts that docs/models.md allows it, against one rank, in float64; the others are refused
 // with the reason. Also forms that no fixture has.
+#include <cstdlib>
 #include <fstream>
 
 #include "models/formats/checkpoint_reader.h"
@@ -17,19 +18,20 @@ struct FamilyCase {
   const char* name;
   const char* no_tensor = nullptr;   // what the refusal of tensor ranks names; null: allowed
   const char* no_context = nullptr;  // of context ranks
+  bool has_experts = false;
 };
 
 const FamilyCase kFamilies[] = {
     {"smollm3"},
     {"olmo3", "norms over all heads", "sliding window"},
     {"gemma3", nullptr, "sliding window"},
-    {"mixtral", "experts"},
-    {"qwen3_moe", "experts"},
-    {"gpt_oss", "experts", "sliding window"},
-    {"glm4_moe", "experts"},
-    {"deepseek_v3", "experts"},
-    {"llama4", "experts", "chunked attention"},
-    {"qwen3_next", "experts", "recurrence"},
+    {"mixtral", nullptr, nullptr, true},
+    {"qwen3_moe", nullptr, nullptr, true},
+    {"gpt_oss", nullptr, "sliding window", true},
+    {"glm4_moe", nullptr, nullptr, true},
+    {"deepseek_v3", "compressed keys", nullptr, true},
+    {"llama4", nullptr, "chunked attention", true},
+    {"qwen3_next", "delta rule", "recurrence", true},
     {"qwen3_5", "delta rule", "recurrence"},
 };
 
@@ -124,6 +126,19 @@ TEST_CASE("every family trains as on one rank over the layouts it allows, and th
     } else {
       refuse({.context = 2}, family.no_context);
     }
+    if (!family.has_experts) {
+      refuse({.shard = 2, .expert = 2}, "no experts");
+      continue;
+    }
+    check({.shard = 2, .expert = 2}, "full");
+    check({.pipeline = 2, .shard = 2, .expert = 2}, "selective");
+    if (family.no_tensor == nullptr) check({.tensor = 2, .expert = 2}, "none");
+    if (std::getenv("TROUPE_SOAK") == nullptr) continue;
+    check({.shard = 4, .expert = 2}, "none");
+    check({.replicate = 2, .shard = 2, .expert = 2}, "full");
+    check({.pipeline = 2, .shard = 4, .expert = 2}, "full");
+    if (family.no_context == nullptr) check({.shard = 2, .context = 2, .expert = 2}, "full");
+    if (family.no_tensor == nullptr) check({.pipeline = 2, .shard = 2, .tensor = 2, .expert = 2}, "full");
   }
 }
 
@@ -162,6 +177,7 @@ TEST_CASE("forms that no fixture has train over ranks as on one") {
   check_over({.pipeline = 2}, changed("deepseek_v3", {{"q_lora_rank", nullptr}}));
   check_over({.tensor = 2}, changed("gemma3", {{"final_logit_softcapping", 5.0}}));
   check_over({.shard = 2}, changed("qwen3_5", kDeltaExperts));
+  check_over({.shard = 2, .expert = 2}, changed("qwen3_5", kDeltaExperts));
   const auto options = family_options();
   const auto config = changed("qwen3_5", kDeltaExperts);
   CHECK_THROWS_AS(
@@ -220,7 +236,8 @@ TEST_CASE("what is not trained stays in fp32 under bf16 compute, and in the snap
     if (!spec.is_trained) weights[spec.name] = 1 + at::arange(spec.shape[0], at::kFloat) * 1e-4;
   auto options = family_options();
   options.parallel.sharding.parameter_dtype = at::kBFloat16;
-  const MeshDegrees layouts[] = {{}, {.shard = 2}, {.pipeline = 2}, {.replicate = 2, .shard = 2}};
+  const MeshDegrees layouts[] = {
+      {}, {.shard = 2}, {.pipeline = 2}, {.replicate = 2, .shard = 2}, {.shard = 2, .expert = 2}};
   for (const auto& degrees : layouts) {
     const auto what = describe(degrees);
     CHECK_NOTHROW(with_mesh(degrees, config, options, weights, [&](Learner& learner, const RankGroups&) {

@@ -36,7 +36,22 @@ struct Case {
   bool tied = true;
   std::string schedule = "1F1B", recompute = "none", reshard = "default";
   bool sequence_parallel = true;
+  bool has_experts = false;
 };
+
+/// Three layers with experts behind a dense one, a shared expert, and a bias that only chooses.
+ModelConfig with_experts(ModelConfig config) {
+  config.layers.resize(static_cast<size_t>(config.num_hidden_layers));
+  for (size_t layer = 1; layer < config.layers.size(); ++layer) config.layers[layer].has_experts = true;
+  auto& moe = config.moe;
+  moe.num_experts = 8;
+  moe.num_experts_per_token = 2;
+  moe.intermediate_size = 20;
+  moe.shared_intermediate_size = 12;
+  moe.score = RouterScore::kSigmoid;
+  moe.choice_bias = moe.normalise = true;
+  return config;
+}
 
 Collectives* group_of(const RankGroups& groups, const std::string& name) {
   if (name == "shards") return &groups.shards();
@@ -44,12 +59,15 @@ Collectives* group_of(const RankGroups& groups, const std::string& name) {
   if (name == "tensor") return groups.tensor();
   if (name == "context") return groups.context();
   if (name == "pipeline") return groups.pipeline();
+  if (name == "experts") return groups.experts();
+  if (name == "expert_shards") return &groups.expert_shards();
   return groups.tied();
 }
 
 void check_case(const Case& test) {
   auto config = learner_config(test.tied);
   config.num_hidden_layers = 4;
+  if (test.has_experts) config = with_experts(config);
   auto options = learner_options();
   options.num_tokens_per_microbatch = kRowTokens;
   options.activation_checkpoint = test.recompute;
@@ -62,8 +80,9 @@ void check_case(const Case& test) {
   for (uint64_t r = 0; r < kNumMicrobatches; ++r) rows.push_back(estimate_row(r));
   const auto what = concat(describe(test.degrees), " ", test.schedule, " ", test.recompute, " ", test.reshard);
   CAPTURE(what);
+  std::atomic<int64_t> from_experts{0}, expected_from_experts{0};  // of all ranks: a rank's part depends on the routing
   with_mesh(test.degrees, config, options, learner_weights(config), [&](Learner& learner, const RankGroups& groups) {
-    for (const char* name : {"shards", "replicas", "tensor", "context", "pipeline", "tied"})
+    for (const char* name : {"shards", "replicas", "tensor", "context", "pipeline", "tied", "experts", "expert_shards"})
       if (auto* group = group_of(groups, name)) group->log().clear();
     learner.train_language_model(rows);
     auto parallel = options.parallel;
@@ -78,6 +97,11 @@ void check_case(const Case& test) {
         ++calls;
         bytes += record.bytes;
       }
+      if (expected.label == "from experts") {
+        from_experts += bytes;
+        expected_from_experts += expected.bytes;
+        bytes = expected.bytes;
+      }
       require(calls == expected.calls && bytes == expected.bytes, what, ", rank ", groups.world().rank(), ": ",
               expected.group, " ", expected.operation, " ", expected.label, ": ", calls, " calls and ", bytes,
               " bytes, the estimate says ", expected.calls, " and ", expected.bytes);
@@ -87,6 +111,7 @@ void check_case(const Case& test) {
     require(shard_bytes == estimate.memory.parameters, what, ": shards of ", shard_bytes, " bytes, the estimate says ",
             estimate.memory.parameters);
   });
+  CHECK(from_experts == expected_from_experts);
 }
 
 /// Counts the bytes that live, around the allocator that is there.
@@ -137,14 +162,36 @@ TEST_CASE("an estimate's transfers are those that the ranks make") {
   }
 }
 
+TEST_CASE("an estimate's transfers of experts are those that the ranks make") {
+  const auto check = [](const MeshDegrees& degrees, const char* recompute, const char* schedule = "1F1B") {
+    check_case({.degrees = degrees, .schedule = schedule, .recompute = recompute, .has_experts = true});
+  };
+  check({.shard = 2}, "none");
+  check({.shard = 2, .expert = 2}, "none");
+  check({.shard = 4, .expert = 2}, "full");
+  check({.replicate = 2, .shard = 2, .expert = 2}, "selective");
+  check({.context = 2, .expert = 2}, "full");
+  check({.shard = 2, .tensor = 2, .expert = 2}, "full");
+  check({.tensor = 2}, "none");
+  check({.pipeline = 2, .shard = 2, .expert = 2}, "full", "GPipe");
+}
+
 TEST_CASE("an estimate's activations are those that a forward keeps") {
-  const auto live_bytes = [](int64_t num_layers, bool has_head_norms) {
+  const auto live_bytes = [](int64_t num_layers, bool has_head_norms, bool has_experts, bool has_latent) {
     auto config = learner_config(false);
     config.hidden_size = 64;
     config.head_dim = 16;
     config.intermediate_size = 160;
     config.num_hidden_layers = num_layers;
     config.query_key_norm = has_head_norms;
+    if (has_experts) config = with_experts(config);
+    if (has_latent) {
+      config.latent = {.query_rank = 24, .key_value_rank = 16, .plain_dim = 12, .rotary_dim = 8, .value_dim = 14};
+      config.rotary_dim = 8;
+      config.num_key_value_heads = config.num_attention_heads;
+      config.layers.resize(static_cast<size_t>(num_layers));
+      for (auto& layer : config.layers) layer.mixer = Mixer::kLatentAttention;
+    }
     Decoder decoder(config);
     TensorMap leaves;
     for (const auto& [name, weight] : learner_weights(config)) leaves[name] = weight.clone().set_requires_grad(true);
@@ -154,19 +201,29 @@ TEST_CASE("an estimate's activations are those that a forward keeps") {
     CountingAllocator allocator;
     const auto hidden = decoder.forward(tokens, PackedLayout{{{0, kTokens, -1}}, kTokens});
     const auto bytes = allocator.live_bytes();
-    const auto estimated = layer_activation_bytes(ParallelPlan(config), kTokens, 4);
+    const auto estimated = layer_activation_bytes(ParallelPlan(config), num_layers - 1, kTokens, 4);
     return std::pair(bytes, estimated);
   };
-  for (const bool has_head_norms : {false, true}) {
-    CAPTURE(has_head_norms);
-    const auto [two, estimated] = live_bytes(2, has_head_norms);
-    const auto [three, same] = live_bytes(3, has_head_norms);
+  for (const int form : {0, 1, 2, 4, 6}) {
+    CAPTURE(form);
+    const bool has_head_norms = (form & 1) != 0, has_experts = (form & 2) != 0, has_latent = (form & 4) != 0;
+    const auto [two, estimated] = live_bytes(2, has_head_norms, has_experts, has_latent);
+    const auto [three, same] = live_bytes(3, has_head_norms, has_experts, has_latent);
     CHECK(estimated == same);
     CHECK(static_cast<double>(three - two) == doctest::Approx(static_cast<double>(estimated)).epsilon(0.02));
   }
 }
 
 TEST_CASE("an estimate's operations are those that throughput counts") {
+  const auto with_mixture = with_experts(learner_config(false));
+  {
+    const StepShape shape{64, 64, 3};
+    const double expected = 3 * training_flops(with_mixture, PackedLayout{{{0, 64, -1}}, 64}, 64);
+    for (const MeshDegrees& degrees : std::vector<MeshDegrees>{{.shard = 2, .expert = 2}, {.tensor = 2, .expert = 2}}) {
+      const auto estimate = estimate_step(with_mixture, degrees, {}, shape, round_device());
+      CHECK(estimate.model_flops == doctest::Approx(expected * degrees.num_data_ranks()));
+    }
+  }
   const auto config = learner_config(false);
   const StepShape shape{64, 64, 3};
   const PackedLayout layout{{{0, 64, -1}}, 64};
