@@ -141,6 +141,8 @@ LearnerOptions learner_options(const Config& config, int64_t num_updates) {
   learner.max_norm = config.number("training.max_norm");
   learner.num_tokens_per_microbatch = config.integer("training.num_tokens_per_microbatch_per_dp_rank");
   learner.max_context_length = config.integer("training.max_context_length");
+  learner.parallel.router_aux_loss_coef = config.number("training.router_aux_loss_coef");
+  learner.expert_bias_rate = config.number("training.expert_bias_rate");
   learner.skip_nonfinite_steps = static_cast<int>(config.integer("training.skip_nonfinite_steps"));
   learner.parallel.sharding.parameter_dtype = compute_dtype(config.string("training.mixed_precision_param"));
   learner.parallel.sharding.reduce_dtype = compute_dtype(config.string("training.mixed_precision_reduce"));

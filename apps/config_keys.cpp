@@ -58,6 +58,14 @@ std::vector<KeySpec> make_plain_keys() {
       integer("training.num_tokens_per_train_step", -1,
               "pre-training: tokens of one step over all ranks; -1: one micro-batch a rank", -1),
       integer("training.max_context_length", 2048, "longest sequence in tokens", 2, kMostTokens),
+      number(
+          "training.expert_bias_rate", 0.0,
+          "balance of experts without a loss, for routers with a bias that only chooses (DeepSeek-V3: 0.001): a step "
+          "moves it by this towards even load; 0: off",
+          0),
+      number("training.router_aux_loss_coef", 0.0,
+             "coefficient of the balancing loss of routers that choose by softmax, as transformers computes it; 0: off",
+             0),
       integer("training.skip_nonfinite_steps", 3,
               "steps in a row with a non-finite loss or gradient before the run stops", 0, 1e9),
 

@@ -22,6 +22,7 @@ class Decoder::Layer {
         layer_(config_.layer(index)),
         names_(config_.names),
         exchange_(*decoder.exchange_),
+        index_(index),
         prefix_(concat("model.layers.", index, ".")),
         context_(std::move(context)) {}
 
@@ -142,9 +143,10 @@ class Decoder::Layer {
       weights.gate_up_bias = maybe(experts + "gate_up_proj_bias");
       weights.down_bias = maybe(experts + "down_proj_bias");
     }
-    const Tensor routed = exchange_.experts(x, routing, [&](const Tensor& tokens, const blocks::Routing& chosen) {
-      return blocks::experts(tokens, chosen, weights, moe, config_.activation);
-    });
+    const Tensor routed =
+        exchange_.experts(index_, x, routing, [&](const Tensor& tokens, const blocks::Routing& chosen) {
+          return blocks::experts(tokens, chosen, weights, moe, config_.activation);
+        });
     if (moe.shared_intermediate_size == 0) return routed;
     const std::string shared_name = names_.experts + "." + names_.shared_expert;
     const Tensor shared = dense_mlp(x, shared_name);
@@ -157,6 +159,7 @@ class Decoder::Layer {
   const LayerConfig& layer_;
   const ParameterNames& names_;
   const Exchange& exchange_;
+  const int64_t index_;
   const std::string prefix_;
   const Context context_;
 };

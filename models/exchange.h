@@ -31,8 +31,9 @@ class Exchange {
 
   /// What the experts [N, D] that this device holds give for tokens x_ND; `routing` counts from the first it holds.
   using HeldExperts = std::function<Tensor(const Tensor& x_ND, const blocks::Routing& routing)>;
-  /// The sum of what each token's chosen experts give, wherever they are held: [T', D].
-  virtual Tensor experts(const Tensor& x_TD, const blocks::Routing& routing, const HeldExperts& held) const {
+  /// The sum of what each token's chosen experts of a layer give, wherever they are held: [T', D].
+  virtual Tensor experts(int64_t layer, const Tensor& x_TD, const blocks::Routing& routing,
+                         const HeldExperts& held) const {
     return held(x_TD, routing);
   }
 

@@ -1,7 +1,8 @@
 // Tokens on their way to experts on other ranks and back (Lepikhin et al. 2020, "GShard"), without a limit to what an
 // expert takes. Equal shares of the experts lie on the ranks of a group, in order.
 //
-//   here    route -> pairs (token, choice) sorted by expert -> '                          ' -> sum of each token's pairs
+//   here    route -> pairs (token, choice) sorted by expert -> '                          ' -> sum of each token's
+//   pairs
 //                                                       all-to-all                   all-to-all
 //   there                                            '-> rows by expert -> experts -> weigh '
 //

@@ -1,4 +1,5 @@
 // What a layer keeps from its forward for its backward, block by block, as the blocks of models/blocks save it.
+#include "models/blocks/latent_attention.h"
 #include "parallel/step_estimate.h"
 
 namespace troupe {
@@ -17,9 +18,9 @@ class LayerActivations {
         num_rows_(splits_tokens_ ? num_tokens / plan.degrees().tensor : num_tokens) {}
 
   int64_t bytes() {
-    keep(2 * num_rows_ * local_.hidden_size);    // what both norms read
-    keep_wide(2 * num_rows_);                    // and their scales
-    keep(num_tokens_ * local_.hidden_size);      // the first norm's output
+    keep(2 * num_rows_ * local_.hidden_size);  // what both norms read
+    keep_wide(2 * num_rows_);                  // and their scales
+    keep(num_tokens_ * local_.hidden_size);    // the first norm's output
     if (layer_.mixer == Mixer::kLatentAttention) {
       add_latent_attention();
     } else {
@@ -48,7 +49,7 @@ class LayerActivations {
   void add_latent_attention() {
     const auto& latent = local_.latent;
     const int64_t heads = local_.num_attention_heads;
-    const int64_t wider = std::max(latent.query_dim(), latent.value_dim), size = wider + wider % 2;
+    const int64_t size = blocks::latent_head_dim(latent);
     if (latent.query_rank > 0) {
       keep(num_tokens_ * 2 * latent.query_rank);  // before and behind the norm
       keep_wide(num_tokens_);

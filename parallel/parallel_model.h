@@ -21,12 +21,14 @@ struct ParallelOptions {
   bool head_tail = true;          // context ranks share a row's tokens evenly in work
   RecomputeMode recompute = RecomputeMode::kNone;
   PipelineOptions pipeline;
+  double router_aux_loss_coef = 0;  // of the balancing loss (parallel/router_balance); a row weighs as its tokens do
 };
 
 /// One row as every rank of a copy is given it.
 struct ModelRow {
   Tensor tokens_T;
   PackedLayout layout;
+  bool counts = true;  // false: stands in for a row, its tokens are none of the step's
 };
 
 /// How the network is cut into stages and between ranks. UsageError where there are too few layers.
@@ -61,6 +63,15 @@ class ParallelModel {
   int row_multiple() const { return pipeline_ ? pipeline_->microbatch_multiple() : 1; }
   void train(size_t num_rows, const std::function<const ModelRow&(size_t row)>& rows,
              const std::function<Tensor(size_t row, const Tensor& hidden_TD)>& loss);
+  /// Tokens [layers, experts] that the last `train` gave to every expert, on all ranks (parallel/expert_load);
+  /// undefined where the network has none. Every rank calls.
+  Tensor expert_load() const;
+  /// This rank's part of the last `train`'s balancing loss, coefficient included; parts add up as those of losses do.
+  double balance_loss() const { return balance_ == nullptr ? 0 : balance_->loss(); }
+  /// Balance without a loss (Wang et al. 2024): the bias by which routers choose rises by `rate` for experts that had
+  /// fewer tokens than the mean of their layer and falls for those that had more. Tell `sharded()` that parameters
+  /// changed.
+  void balance_experts(const Tensor& load_LE, double rate);
   /// Forward alone, without gradients.
   void evaluate(size_t num_rows, const std::function<const ModelRow&(size_t row)>& rows,
                 const std::function<void(size_t row, const Tensor& hidden_TD)>& work);
@@ -69,15 +80,21 @@ class ParallelModel {
 
  private:
   UnitRunner& runner(bool recomputes);
+  /// Before the forward of a row that is trained; `balance_weight` of its balancing loss.
+  void count_experts(const ModelRow& row, double balance_weight) const;
+  double balance_per_token(size_t num_rows, const std::function<const ModelRow&(size_t row)>& rows) const;
   PipelineWork pipeline_work(const std::function<const ModelRow&(size_t row)>& rows, UnitRunner& runner);
 
   ParallelPlan plan_;
   RankGroups groups_;
   Decoder decoder_;
-  std::shared_ptr<const RankExchange> exchange_;  // null: one device a layer
+  std::shared_ptr<ExpertLoad> load_;              // null: no experts
+  std::shared_ptr<RouterBalance> balance_;        // null: no balancing loss
+  std::shared_ptr<const RankExchange> exchange_;  // null: one device a layer, and nobody who counts
   std::unique_ptr<FullyShardedDecoder> sharded_;
   std::unique_ptr<RecomputeRunner> recompute_;  // null: nothing is recomputed
   std::unique_ptr<Pipeline> pipeline_;          // null: one stage
+  double router_aux_loss_coef_ = 0;
 };
 
 }  // namespace troupe

@@ -17,6 +17,8 @@ constexpr std::pair<std::string_view, Split> kSplits[] = {
     {"q_proj.weight", Split::kQueryRows},
     {"q_proj.bias", Split::kQueryRows},
     {"self_attn.sinks", Split::kQueryRows},
+    {"q_b_proj.weight", Split::kQueryRows},
+    {"kv_b_proj.weight", Split::kQueryRows},
     {"k_proj.weight", Split::kKeyRows},
     {"k_proj.bias", Split::kKeyRows},
     {"v_proj.weight", Split::kKeyRows},
@@ -80,7 +82,6 @@ void ParallelPlan::check_tensor() const {
     throw UsageError(concat("parallelism.tensor_parallel_degree = ", degrees_.tensor, ": ", config_.model_type, " has ",
                             what, ", which are not split over tensor ranks"));
   };
-  if (config_.has(Mixer::kLatentAttention)) refuse("compressed keys and values");
   if (config_.has(Mixer::kDeltaNet)) refuse("layers of the delta rule");
   if (config_.norm_over_heads) refuse("norms over all heads together");
   if (config_.has_experts() && !options_.sequence_parallel) {
@@ -145,11 +146,11 @@ ParameterPart ParallelPlan::part(const ParameterSpec& whole, int tensor_rank) co
       case Split::kVocabulary:
         cut_evenly(0, config_.vocab_size, 1);
         break;
-      case Split::kQueryRows:
+      case Split::kQueryRows:                          // also of latent attention, whose heads have sizes of their own
         cut_evenly(0, heads, whole.shape[0] / heads);  // a gate beside each head goes with it
         break;
       case Split::kQueryColumns:
-        cut_evenly(1, heads, d);
+        cut_evenly(1, heads, whole.shape[1] / heads);
         break;
       case Split::kInnerRows:
         cut_evenly(0, whole.shape[0], 1);
@@ -169,7 +170,10 @@ ParameterPart ParallelPlan::part(const ParameterSpec& whole, int tensor_rank) co
         part.is_first = tensor_rank == 0;
         // With whole tokens on every rank the gradients of layer norms and row biases are whole; head norms see only
         // their rank's heads, and a score reads only its rank's features.
-        const bool is_of_heads = whole.name.ends_with("q_norm.weight") || whole.name.ends_with("k_norm.weight");
+        // What latent attention compresses is whole, but each rank's heads alone read it there.
+        const auto is_of = [&](const char* what) { return whole.name.find(what) != std::string::npos; };
+        const bool is_of_heads =
+            is_of("q_norm.weight") || is_of("k_norm.weight") || is_of("self_attn.q_a_") || is_of("self_attn.kv_a_");
         part.sums_over_tensor = options_.sequence_parallel || is_of_heads || whole.name == "score.weight";
         break;
       }

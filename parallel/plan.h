@@ -5,6 +5,7 @@
 //   split of a layer over tensor ranks (Shoeybi et al. 2019, "Megatron-LM"):
 //     q, k, v, gate, up   by rows (heads, features): outputs are parts        embedding, head  by rows (vocabulary)
 //     o, down             by columns: outputs are summed over ranks           norms, row biases  whole on every rank
+//     of latent attention the projections to heads by rows; those that compress are whole and done by every rank
 //
 // Experts are not split but spread: every expert rank holds an equal number of whole experts.
 #pragma once

@@ -7,12 +7,15 @@
 
 namespace troupe {
 
-RankExchange::RankExchange(const ParallelPlan& plan, const RankGroups& groups, bool head_tail)
+RankExchange::RankExchange(const ParallelPlan& plan, const RankGroups& groups, bool head_tail,
+                           std::shared_ptr<ExpertLoad> load, std::shared_ptr<RouterBalance> balance)
     : tensor_(groups.tensor()),
       context_(groups.context()),
       experts_(groups.experts()),
       sequence_parallel_(tensor_ != nullptr && plan.options().sequence_parallel),
       head_tail_(head_tail),
+      load_(std::move(load)),
+      balance_(std::move(balance)),
       vocabulary_begin_(plan.vocabulary_begin()),
       vocabulary_size_(plan.whole_config().vocab_size),
       num_experts_(plan.whole_config().moe.num_experts) {}
@@ -26,6 +29,14 @@ ContextTokens RankExchange::tokens(int64_t num_tokens) const {
 int64_t RankExchange::num_kept(int64_t num_tokens) const {
   if (has_whole_rows()) return num_tokens;
   return tokens(num_tokens).num_local() / (sequence_parallel_ ? tensor_->size() : 1);
+}
+
+Tensor RankExchange::are_tokens(int64_t num_tokens) const {
+  if (has_whole_rows()) return {};
+  const Tensor are_T = at::tensor(tokens(num_tokens).places(), at::kLong).lt(num_tokens);
+  if (!sequence_parallel_) return are_T;
+  const int64_t kept = num_kept(num_tokens);
+  return are_T.narrow(0, tensor_->rank() * kept, kept);
 }
 
 Tensor RankExchange::embed(const Tensor& tokens_T, const Tensor& weight_VD) const {
@@ -52,9 +63,12 @@ Tensor RankExchange::leave(const Tensor& y_TD) const {
   return tensor_ == nullptr ? y_TD : leave_tensor_parallel(y_TD, *tensor_, sequence_parallel_);
 }
 
-Tensor RankExchange::experts(const Tensor& x_TD, const blocks::Routing& routing, const HeldExperts& held) const {
-  if (experts_ == nullptr) return Exchange::experts(x_TD, routing, held);
-  return experts_of_ranks(x_TD, routing, num_experts_, *experts_, held);
+Tensor RankExchange::experts(int64_t layer, const Tensor& x_TD, const blocks::Routing& routing,
+                             const HeldExperts& held) const {
+  if (load_ != nullptr) load_->add(layer, routing.experts_TK);
+  const auto balanced = balance_ == nullptr ? routing : balance_->attach(routing);
+  if (experts_ == nullptr) return Exchange::experts(layer, x_TD, balanced, held);
+  return experts_of_ranks(x_TD, balanced, num_experts_, *experts_, held);
 }
 
 kernels::AttentionResult RankExchange::attention_forward(const Tensor& qkv_TE, const PackedLayout& layout,

@@ -4,15 +4,19 @@
 
 #include "models/exchange.h"
 #include "parallel/context_tokens.h"
+#include "parallel/expert_load.h"
 #include "parallel/plan.h"
 #include "parallel/rank_groups.h"
+#include "parallel/router_balance.h"
 
 namespace troupe {
 
 class RankExchange : public Exchange {
  public:
-  /// `head_tail`: context ranks take tokens from both ends of a row. The groups must outlive this.
-  RankExchange(const ParallelPlan& plan, const RankGroups& groups, bool head_tail);
+  /// `head_tail`: context ranks take tokens from both ends of a row. `load` and `balance`, which may be null, are told
+  /// what routers choose. The groups must outlive this.
+  RankExchange(const ParallelPlan& plan, const RankGroups& groups, bool head_tail, std::shared_ptr<ExpertLoad> load,
+               std::shared_ptr<RouterBalance> balance);
 
   /// Whether this rank has every token of its rows, which are then as they were given.
   bool has_whole_rows() const { return tensor_ == nullptr && context_ == nullptr; }
@@ -20,11 +24,14 @@ class RankExchange : public Exchange {
   ContextTokens tokens(int64_t num_tokens) const;
   /// Rows of the activations between layers: this rank's tokens, or with sequence parallel its part of them.
   int64_t num_kept(int64_t num_tokens) const;
+  /// Which of them are tokens of the row, not padding: bool [T']; undefined: all.
+  Tensor are_tokens(int64_t num_tokens) const;
 
   Tensor embed(const Tensor& tokens_T, const Tensor& weight_VD) const override;
   Tensor enter(const Tensor& x_TD) const override;
   Tensor leave(const Tensor& y_TD) const override;
-  Tensor experts(const Tensor& x_TD, const blocks::Routing& routing, const HeldExperts& held) const override;
+  Tensor experts(int64_t layer, const Tensor& x_TD, const blocks::Routing& routing,
+                 const HeldExperts& held) const override;
   bool sums_parts() const override { return tensor_ != nullptr; }
   kernels::AttentionResult attention_forward(const Tensor& qkv_TE, const PackedLayout& layout,
                                              const kernels::AttentionShape& shape) const override;
@@ -37,6 +44,8 @@ class RankExchange : public Exchange {
   Collectives* context_;
   Collectives* experts_;
   bool sequence_parallel_, head_tail_;
+  std::shared_ptr<ExpertLoad> load_;
+  std::shared_ptr<RouterBalance> balance_;
   int64_t vocabulary_begin_, vocabulary_size_, num_experts_;
 };
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "models/blocks/latent_attention.h"
 #include "parallel/context_tokens.h"
 
 namespace troupe {
@@ -219,11 +220,18 @@ class Counter {
   void context_transfers() {
     if (degrees_.context == 1) return;
     const int64_t ranks = degrees_.context, m = shape_.num_microbatches;
-    const int64_t numel = num_tokens_ * 2 * plan_.local_config().num_key_value_heads * config_.head_dim;
-    const int64_t passes = m * (2 * num_layers_ + num_recomputed_layers());
-    add("context", "send", "attention keys and values", passes * (ranks - 1), numel * element_bytes_);
-    add("context", "send", "attention gradients", m * num_layers_ * ranks,
-        numel * std::max<int64_t>(4, element_bytes_));
+    const auto numel_of = [this](int64_t layer) {
+      const auto& local = plan_.local_config();
+      const bool is_latent = config_.layer(layer).mixer == Mixer::kLatentAttention;
+      return num_tokens_ * 2 *
+             (is_latent ? local.num_attention_heads * blocks::latent_head_dim(local.latent)
+                        : local.num_key_value_heads * local.head_dim);
+    };
+    const int64_t all = sum_layers(false, numel_of), passes = 2 * num_layers_ + num_recomputed_layers();
+    transfers_.push_back({"context", "send", "attention keys and values", m * passes * (ranks - 1),
+                          m * (ranks - 1) * (2 * all + sum_layers(true, numel_of)) * element_bytes_});
+    transfers_.push_back({"context", "send", "attention gradients", m * num_layers_ * ranks,
+                          m * ranks * all * std::max<int64_t>(4, element_bytes_)});
   }
 
   void pipeline_transfers() {

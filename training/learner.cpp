@@ -30,10 +30,14 @@ Learner::Implementation::Implementation(const ModelConfig& config, const RankGro
     at::globalContext().setDeterministicFillUninitializedMemory(false);
   }
   check_schedule(options_.schedule);
-  const auto check = [](bool condition, const char* key, auto value, const char* wanted) {
+  const auto check = [](bool condition, const char* key, auto value, const std::string& wanted) {
     if (!condition) throw UsageError(concat("training.", key, " = ", value, " ", wanted));
   };
   check(options_.max_norm >= 0, "max_norm", options_.max_norm, "must not be negative (0: not clipped)");
+  check(options_.expert_bias_rate >= 0, "expert_bias_rate", options_.expert_bias_rate, "must not be negative");
+  check(options_.expert_bias_rate == 0 || options_.is_frozen || config.moe.choice_bias, "expert_bias_rate",
+        options_.expert_bias_rate,
+        concat("needs routers with a bias that only chooses, which ", config.model_type, " does not have"));
   check(options_.num_tokens_per_microbatch > 0, "num_tokens_per_microbatch_per_dp_rank",
         options_.num_tokens_per_microbatch, "must be above 0");
   require(options_.log_prob_vocab_size >= 0 && options_.log_prob_vocab_size <= config.vocab_size, "the tokenizer has ",
@@ -65,8 +69,16 @@ Learner::Implementation::Update Learner::Implementation::update(const std::vecto
         return loss_of(row_at(row), hidden_TD.index_select(0, row_at(row).predictors_N));
       });
   sharded.finish_backward();
+  const double coefficient = options_.parallel.router_aux_loss_coef;
+  if (coefficient > 0) {
+    sums.add("loss", model_.balance_loss());
+    sums.add("balance", model_.balance_loss());
+  }
   join(sums);
+  if (coefficient > 0) result.balance_loss = sums.sum("balance") / coefficient;
   result.grad_norm = sharded.gradient_norm();
+  const auto load_LE = model_.expert_load();
+  if (load_LE.defined()) result.load_violation = load_violation(load_LE);
   result.forward_backward_s = forward_backward.seconds();
 
   const Stopwatch optimizer;
@@ -84,6 +96,7 @@ Learner::Implementation::Update Learner::Implementation::update(const std::vecto
   num_skipped_in_a_row_ = 0;
   const bool is_clipped = options_.max_norm > 0 && result.grad_norm > options_.max_norm;
   optimizer_->update(result.lr, is_clipped ? options_.max_norm / result.grad_norm : 1, step_ + 1);
+  if (options_.expert_bias_rate > 0) model_.balance_experts(load_LE, options_.expert_bias_rate);
   sharded.parameters_changed();
   ++step_;
   result.optimizer_s = optimizer.seconds();
@@ -125,7 +138,7 @@ LearnerRow Learner::Implementation::make_row(PackedRow packed) const {
   keep(row.own.targets);
   keep(row.own.samples);
   keep(row.own.token_indices);
-  row.model = {at::tensor(packed.tokens, at::kLong).to(device), packed.layout};
+  row.model = {at::tensor(packed.tokens, at::kLong).to(device), packed.layout, !packed.is_filler};
   row.predictors_N = at::tensor(row.own.predictors, at::kLong).to(device);
   row.targets_N = at::tensor(row.own.targets, at::kLong).to(device);
   row.whole = std::move(packed);
@@ -185,6 +198,8 @@ void Learner::Implementation::count_row(MetricSums& sums, const PackedRow& row) 
 void Learner::Implementation::report(Metrics& metrics, const MetricSums& sums, const Update& update) const {
   metrics["lr"] = update.lr;
   metrics["grad_norm"] = update.grad_norm;
+  if (update.balance_loss >= 0) metrics["moe/balance_loss"] = update.balance_loss;
+  if (update.load_violation >= 0) metrics["moe/max_violation"] = update.load_violation;
   metrics["train_batch/padding_frac"] = sums.ratio("filler_tokens", "row_tokens");
   metrics["train_batch/num_row_tokens"] = sums.sum("row_tokens") - sums.sum("filler_tokens");
   metrics["time/forward_backward_s"] = update.forward_backward_s;

@@ -24,6 +24,7 @@ struct LearnerOptions {
   AlgorithmOptions algorithm;    // of policy steps
   PreferenceOptions preference;  // of steps over pairs
   double max_norm = 1.0;         // of the global gradient; 0: not clipped
+  double expert_bias_rate = 0;   // of the balance of experts without a loss; 0: off
   int64_t num_tokens_per_microbatch = 4096;
   int64_t max_context_length = 2048;
   int skip_nonfinite_steps = 3;                // so many in a row stop the run

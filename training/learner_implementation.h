@@ -44,6 +44,8 @@ struct Learner::Implementation {
     double grad_norm = 0, lr = 0;
     double forward_backward_s = 0, optimizer_s = 0;
     bool is_skipped = false;
+    double load_violation = -1;  // of experts; below 0: there are none
+    double balance_loss = -1;    // without its coefficient; below 0: there is none
   };
   /// The loss of one row from the hidden states [N, D] that predict its own targets; adds to the sums, among it "loss".
   using RowLoss = std::function<Tensor(const LearnerRow& row, const Tensor& hidden_ND)>;

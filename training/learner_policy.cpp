@@ -73,6 +73,8 @@ class PolicyStep {
     num_skipped_ += update.is_skipped;
     total_.lr = update.lr;
     total_.grad_norm += update.grad_norm;
+    total_.load_violation = update.load_violation;
+    total_.balance_loss = update.balance_loss;
     total_.forward_backward_s += update.forward_backward_s;
     total_.optimizer_s += update.optimizer_s;
     sums_.merge(sums);

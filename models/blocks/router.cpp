@@ -28,6 +28,7 @@ Routing route(const Tensor& x_TD, const RouterWeights& weights, const MoeConfig&
   Tensor logits = at::matmul(x_TD.to(type), weights.weight_ED.to(type).t());
   if (weights.bias_E.defined()) logits = logits + weights.bias_E.to(type);
   Routing routing;
+  routing.logits_TE = logits;
   switch (config.score) {
     case RouterScore::kSoftmax: {
       const Tensor scores = at::softmax(logits, 1);

@@ -15,8 +15,9 @@ struct RouterWeights {
 };
 
 struct Routing {
-  Tensor experts_TK;  // int64
-  Tensor weights_TK;  // fp32 (float64 for float64), differentiable in x and the router's weight and bias
+  Tensor experts_TK;            // int64
+  Tensor weights_TK;            // fp32 (float64 for float64), differentiable in x and the router's weight and bias
+  Tensor logits_TE = Tensor();  // what they were chosen by, before scores and biases that only choose; may be undefined
 };
 
 /// Scores in fp32 whatever x's dtype. Of equal scores any may be taken.

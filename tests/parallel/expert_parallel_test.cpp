@@ -1,6 +1,8 @@
 // Tokens to experts on other ranks and back against one rank that holds all experts: results, gradients, what travels.
 #include "parallel/expert_parallel.h"
 
+#include <atomic>
+
 #include "base/error.h"
 #include "models/blocks/experts.h"
 #include "tests/doctest.h"
@@ -101,8 +103,9 @@ Result one_rank(const Case& test, const MoeConfig& moe) {
   return result;
 }
 
-std::vector<std::unique_ptr<Collectives>> make_group(const std::string& backend, int size, const std::string& name) {
-  if (backend == "threads") return make_thread_collectives(size, std::chrono::seconds(20));
+std::vector<std::unique_ptr<Collectives>> make_group(const std::string& backend, int size, const std::string& name,
+                                                     std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+  if (backend == "threads") return make_thread_collectives(size, timeout);
   std::vector<std::unique_ptr<Collectives>> ranks(static_cast<size_t>(size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
@@ -111,7 +114,7 @@ std::vector<std::unique_ptr<Collectives>> make_group(const std::string& backend,
       options.rank = rank;
       options.size = size;
       options.group_name = "experts " + name;
-      options.timeout = std::chrono::seconds(20);
+      options.timeout = timeout;
       ranks[static_cast<size_t>(rank)] = make_gloo_collectives(options);
     });
   }
@@ -145,10 +148,9 @@ void check_rank(const Case& test, const MoeConfig& whole, const Result& expected
   std::vector<Tensor> held;
   for (const auto& weights : leaves.experts)
     held.push_back(weights.detach().narrow(0, moe.held_begin, num_held).clone().set_requires_grad(true));
-  const Tensor y = experts_of_ranks(leaves.x[rank], {leaves.choices[rank], leaves.weights[rank]}, kNumExperts, group,
-                                    [&](const Tensor& x, const blocks::Routing& routing) {
-                                      return run_experts(x, routing, held, moe);
-                                    });
+  const Tensor y = experts_of_ranks(
+      leaves.x[rank], {leaves.choices[rank], leaves.weights[rank]}, kNumExperts, group,
+      [&](const Tensor& x, const blocks::Routing& routing) { return run_experts(x, routing, held, moe); });
   loss_of(y).backward();
   check_equal(y, expected.outputs[rank], "the output");
   check_equal(leaves.x[rank].grad(), expected.d_x[rank], "the tokens' gradient");
@@ -192,6 +194,37 @@ TEST_CASE("experts on several ranks are those on one, however uneven; what trave
             run_ranks_collecting(ranks, [&](Collectives& group) { check_rank(test, moe, expected, group); });
         for (const auto& error : errors) CHECK(error == "");
       }
+    }
+  }
+}
+
+TEST_CASE("a rank that fails or stalls while tokens are on their way ends the others, which name the exchange") {
+  for (const std::string backend : {"threads", "gloo"}) {
+    for (const bool stalls : {false, true}) {
+      const auto what = concat(backend, stalls ? " stalls" : " fails");
+      CAPTURE(what);
+      auto ranks = make_group(backend, 2, what, std::chrono::milliseconds(stalls ? 400 : 20000));
+      std::atomic<bool> has_ended{false};
+      const auto errors = run_ranks_collecting(ranks, [&](Collectives& group) {
+        const auto leaves = make_leaves(kCases[0]);
+        const auto rank = static_cast<size_t>(group.rank());
+        try {
+          experts_of_ranks(leaves.x[rank], {leaves.choices[rank], leaves.weights[rank]}, kNumExperts, group,
+                           [&](const Tensor& x, const blocks::Routing&) {
+                             if (rank == 0) return x;
+                             if (!stalls) fail("expert 4 has no memory");
+                             const auto start = std::chrono::steady_clock::now();
+                             while (!has_ended && std::chrono::steady_clock::now() - start < std::chrono::seconds(20))
+                               std::this_thread::yield();
+                             return x;
+                           });
+        } catch (const std::exception&) {
+          has_ended = true;
+          throw;
+        }
+      });
+      CHECK_MESSAGE(errors[0].find("all_to_all 'results from experts'") != std::string::npos, errors[0]);
+      CHECK_MESSAGE(errors[0].find(stalls ? "rank 1" : "expert 4 has no memory") != std::string::npos, errors[0]);
     }
   }
 }

@@ -126,6 +126,7 @@ std::vector<Layout> table() {
       {.degrees = {.shard = 4, .expert = 2}, .has_extras = true, .recompute = "selective"},
       {.degrees = {.replicate = 2, .shard = 2, .expert = 2}},
       {.degrees = {.pipeline = 2, .shard = 2, .expert = 2}, .has_extras = true, .recompute = "full"},
+      {.degrees = {.pipeline = 2, .shard = 2, .expert = 2}, .schedule = "ZBV"},
       {.degrees = {.context = 2, .expert = 2}, .has_extras = true},
       {.degrees = {.tensor = 2}},
       {.degrees = {.shard = 2, .tensor = 2, .expert = 4}, .has_extras = true, .recompute = "full"},
@@ -242,8 +243,8 @@ TEST_CASE("a rank holds and gathers its experts alone") {
       int64_t held = 0;
       for (const auto& shard : learner.model().shards()) held += shard.parameter.numel();
       const int64_t padding = 16 * 4;
-      require(held >= (num_dense + num_of_experts) / 4 && held <= (num_dense + num_of_experts) / 4 + padding, "held: ",
-              held);
+      require(held >= (num_dense + num_of_experts) / 4 && held <= (num_dense + num_of_experts) / 4 + padding,
+              "held: ", held);
       learner.model().reset_peak_gathered_bytes();
       groups.expert_shards().log().clear();
       learner.train_language_model(rows_of(groups.data_rank(), groups.num_data_ranks()));
@@ -320,9 +321,9 @@ TEST_CASE("experts that cannot be spread so are refused, the arithmetic told") {
   };
   refuse({.shard = 2, .expert = 2}, learner_config(), "llama has no experts to spread");
   refuse({.shard = 3, .expert = 3}, expert_config(false), "the model's 8 experts do not divide by it (8 = 3 * 2 + 2)");
-  CHECK_THROWS_WITH_AS(check_mesh({.shard = 2, .context = 2, .expert = 3}, 64),
-                       doctest::Contains("expert_parallel_degree = 3 does not divide shard 2 * context 2 * tensor 1 = 4"),
-                       UsageError);
+  CHECK_THROWS_WITH_AS(
+      check_mesh({.shard = 2, .context = 2, .expert = 3}, 64),
+      doctest::Contains("expert_parallel_degree = 3 does not divide shard 2 * context 2 * tensor 1 = 4"), UsageError);
   CHECK_THROWS_AS(check_mesh({.expert = 2}, 64), UsageError);
   CHECK_THROWS_AS(check_mesh({.expert = 0}, 64), UsageError);
   ParallelOptions whole_tokens;

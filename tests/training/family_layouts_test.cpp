@@ -29,7 +29,7 @@ const FamilyCase kFamilies[] = {
     {"qwen3_moe", nullptr, nullptr, true},
     {"gpt_oss", nullptr, "sliding window", true},
     {"glm4_moe", nullptr, nullptr, true},
-    {"deepseek_v3", "compressed keys", nullptr, true},
+    {"deepseek_v3", nullptr, nullptr, true},
     {"llama4", nullptr, "chunked attention", true},
     {"qwen3_next", "delta rule", "recurrence", true},
     {"qwen3_5", "delta rule", "recurrence"},
@@ -175,6 +175,8 @@ const nlohmann::json kDeltaExperts = {{"model_type", "qwen3_5_moe_text"},
 TEST_CASE("forms that no fixture has train over ranks as on one") {
   check_over({.shard = 2}, changed("deepseek_v3", {{"q_lora_rank", nullptr}}));
   check_over({.pipeline = 2}, changed("deepseek_v3", {{"q_lora_rank", nullptr}}));
+  check_over({.tensor = 2, .expert = 2}, changed("deepseek_v3", {{"q_lora_rank", nullptr}}));
+  check_over({.shard = 2, .tensor = 4}, changed("deepseek_v3", {{"attention_bias", true}}));
   check_over({.tensor = 2}, changed("gemma3", {{"final_logit_softcapping", 5.0}}));
   check_over({.shard = 2}, changed("qwen3_5", kDeltaExperts));
   check_over({.shard = 2, .expert = 2}, changed("qwen3_5", kDeltaExperts));

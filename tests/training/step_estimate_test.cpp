@@ -36,8 +36,17 @@ struct Case {
   bool tied = true;
   std::string schedule = "1F1B", recompute = "none", reshard = "default";
   bool sequence_parallel = true;
-  bool has_experts = false;
+  bool has_experts = false, has_latent = false;
 };
+
+ModelConfig with_latent_attention(ModelConfig config) {
+  config.latent = {.query_rank = 24, .key_value_rank = 16, .plain_dim = 12, .rotary_dim = 8, .value_dim = 14};
+  config.rotary_dim = 8;
+  config.num_key_value_heads = config.num_attention_heads;
+  config.layers.resize(static_cast<size_t>(config.num_hidden_layers));
+  for (auto& layer : config.layers) layer.mixer = Mixer::kLatentAttention;
+  return config;
+}
 
 /// Three layers with experts behind a dense one, a shared expert, and a bias that only chooses.
 ModelConfig with_experts(ModelConfig config) {
@@ -68,6 +77,7 @@ void check_case(const Case& test) {
   auto config = learner_config(test.tied);
   config.num_hidden_layers = 4;
   if (test.has_experts) config = with_experts(config);
+  if (test.has_latent) config = with_latent_attention(config);
   auto options = learner_options();
   options.num_tokens_per_microbatch = kRowTokens;
   options.activation_checkpoint = test.recompute;
@@ -174,6 +184,8 @@ TEST_CASE("an estimate's transfers of experts are those that the ranks make") {
   check({.shard = 2, .tensor = 2, .expert = 2}, "full");
   check({.tensor = 2}, "none");
   check({.pipeline = 2, .shard = 2, .expert = 2}, "full", "GPipe");
+  check_case({.degrees = {.context = 2, .expert = 2}, .recompute = "full", .has_experts = true, .has_latent = true});
+  check_case({.degrees = {.tensor = 2, .expert = 2}, .has_experts = true, .has_latent = true});
 }
 
 TEST_CASE("an estimate's activations are those that a forward keeps") {
@@ -185,13 +197,7 @@ TEST_CASE("an estimate's activations are those that a forward keeps") {
     config.num_hidden_layers = num_layers;
     config.query_key_norm = has_head_norms;
     if (has_experts) config = with_experts(config);
-    if (has_latent) {
-      config.latent = {.query_rank = 24, .key_value_rank = 16, .plain_dim = 12, .rotary_dim = 8, .value_dim = 14};
-      config.rotary_dim = 8;
-      config.num_key_value_heads = config.num_attention_heads;
-      config.layers.resize(static_cast<size_t>(num_layers));
-      for (auto& layer : config.layers) layer.mixer = Mixer::kLatentAttention;
-    }
+    if (has_latent) config = with_latent_attention(config);
     Decoder decoder(config);
     TensorMap leaves;
     for (const auto& [name, weight] : learner_weights(config)) leaves[name] = weight.clone().set_requires_grad(true);
