@@ -17,27 +17,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Clock = std::chrono::steady_clock;
 
-/// Ranks of this process over either backend, each made on its own thread (Gloo's meet while they are made).
-std::vector<std::unique_ptr<Collectives>> make_group(const std::string& backend, int size, milliseconds timeout) {
-  if (backend == "threads") return make_thread_collectives(size, timeout);
-  static std::atomic<int> num_groups{0};
-  const auto name = concat("test-", num_groups++);
-  std::vector<std::unique_ptr<Collectives>> ranks(static_cast<size_t>(size));
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      GlooOptions options;
-      options.rank = rank;
-      options.size = size;
-      options.group_name = name;
-      options.timeout = timeout;
-      ranks[static_cast<size_t>(rank)] = make_gloo_collectives(options);
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  return ranks;
-}
-
 Tensor values(int rank, int64_t numel, at::ScalarType dtype) {
   auto tensor = (at::arange(numel, at::kLong) * 7 + rank * 13) % 11 - 4;
   return dtype == at::kBool ? tensor.gt(3) : tensor.to(dtype);

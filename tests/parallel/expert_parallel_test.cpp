@@ -103,25 +103,6 @@ Result one_rank(const Case& test, const MoeConfig& moe) {
   return result;
 }
 
-std::vector<std::unique_ptr<Collectives>> make_group(const std::string& backend, int size, const std::string& name,
-                                                     std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
-  if (backend == "threads") return make_thread_collectives(size, timeout);
-  std::vector<std::unique_ptr<Collectives>> ranks(static_cast<size_t>(size));
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      GlooOptions options;
-      options.rank = rank;
-      options.size = size;
-      options.group_name = "experts " + name;
-      options.timeout = timeout;
-      ranks[static_cast<size_t>(rank)] = make_gloo_collectives(options);
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  return ranks;
-}
-
 void check_equal(const Tensor& got, const Tensor& expected, const std::string& what) {
   require(got.sizes() == expected.sizes(), what, " has another shape");
   require(expected.numel() == 0 || (got - expected).abs().max().item<double>() < 1e-12, what, " differs");
@@ -189,7 +170,7 @@ TEST_CASE("experts on several ranks are those on one, however uneven; what trave
         CAPTURE(what);
         const auto moe = moe_config(weighs_input);
         const auto expected = one_rank(test, moe);
-        auto ranks = make_group(backend, static_cast<int>(test.by_rank.size()), what);
+        auto ranks = make_group(backend, static_cast<int>(test.by_rank.size()), std::chrono::seconds(20));
         const auto errors =
             run_ranks_collecting(ranks, [&](Collectives& group) { check_rank(test, moe, expected, group); });
         for (const auto& error : errors) CHECK(error == "");
@@ -203,7 +184,7 @@ TEST_CASE("a rank that fails or stalls while tokens are on their way ends the ot
     for (const bool stalls : {false, true}) {
       const auto what = concat(backend, stalls ? " stalls" : " fails");
       CAPTURE(what);
-      auto ranks = make_group(backend, 2, what, std::chrono::milliseconds(stalls ? 400 : 20000));
+      auto ranks = make_group(backend, 2, std::chrono::milliseconds(stalls ? 400 : 20000));
       std::atomic<bool> has_ended{false};
       const auto errors = run_ranks_collecting(ranks, [&](Collectives& group) {
         const auto leaves = make_leaves(kCases[0]);

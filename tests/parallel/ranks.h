@@ -1,9 +1,11 @@
 // Runs a function once per rank, each on a thread of its own, as the shards of a trainer do.
 #pragma once
 
+#include <atomic>
 #include <exception>
 #include <thread>
 
+#include "base/error.h"
 #include "parallel/rank_groups.h"
 
 namespace troupe::parallel_testing {
@@ -45,6 +47,28 @@ inline std::vector<std::string> run_groups_collecting(std::vector<RankGroups>& r
 inline void throw_first(const std::vector<std::string>& errors) {
   for (const auto& error : errors)
     if (!error.empty()) throw std::runtime_error(error);
+}
+
+/// Ranks of this process over either backend, each made on its own thread (Gloo's meet while they are made).
+inline std::vector<std::unique_ptr<Collectives>> make_group(const std::string& backend, int size,
+                                                            std::chrono::milliseconds timeout) {
+  if (backend == "threads") return make_thread_collectives(size, timeout);
+  static std::atomic<int> num_groups{0};
+  const auto name = concat("test-", num_groups++);
+  std::vector<std::unique_ptr<Collectives>> ranks(static_cast<size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      GlooOptions options;
+      options.rank = rank;
+      options.size = size;
+      options.group_name = name;
+      options.timeout = timeout;
+      ranks[static_cast<size_t>(rank)] = make_gloo_collectives(options);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  return ranks;
 }
 
 /// Throws the first rank's error.

@@ -3,9 +3,8 @@
 // the whole one with TROUPE_SOAK=1.
 #include <cstdlib>
 
-#include "parallel/checkpoint.h"
 #include "tests/doctest.h"
-#include "tests/training/learner_support.h"
+#include "tests/training/layout_steps.h"
 
 namespace troupe {
 namespace {
@@ -17,15 +16,9 @@ constexpr int64_t kNumExperts = 8, kNumChoices = 2;
 /// Four layers, the first of them dense. Plain: separate experts, chosen by softmax. With extras: stacked experts with
 /// biases, a router with a bias, a gated shared expert, an untied head, sizes that divide by nothing.
 ModelConfig expert_config(bool has_extras) {
-  auto config = learner_config(!has_extras);
-  config.num_hidden_layers = 4;
-  config.layers.resize(4);
-  for (size_t layer = 1; layer < 4; ++layer) config.layers[layer].has_experts = true;
+  auto config = config_with_experts(4, kNumExperts, !has_extras);
   auto& moe = config.moe;
-  moe.num_experts = kNumExperts;
-  moe.num_experts_per_token = kNumChoices;
   moe.intermediate_size = 24;
-  moe.normalise = true;
   if (!has_extras) return config;
   config.vocab_size = 43;
   config.intermediate_size = 37;
@@ -62,61 +55,21 @@ LearnerOptions expert_options(const Layout& layout = {}) {
   return options;
 }
 
-std::vector<LanguageModelBatch> rows_of(int data_rank, int num_data_ranks) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(3);
-  std::vector<LanguageModelBatch> mine;
-  for (int r = 0; r < 6; ++r) {
-    LanguageModelBatch row;
-    for (int d = 0; d < 1 + r % 3; ++d) {
-      Document document;
-      const auto ids = at::randint(40, {2 + (5 * r + 3 * d) % 9}, generator, at::kLong);
-      for (int64_t i = 0; i < ids.numel(); ++i) document.tokens.push_back(static_cast<int32_t>(ids[i].item<int64_t>()));
-      append_document(row, document, 0, document.tokens.size());
-    }
-    if (r % num_data_ranks == data_rank) mine.push_back(std::move(row));
-  }
-  return mine;
-}
+std::vector<LanguageModelBatch> expert_rows() { return ragged_rows(6, 2); }
 
-/// A pre-training and a GRPO step, each from the same weights.
-struct Steps {
-  std::vector<double> losses, norms;
-  std::vector<TensorMap> gradients;
-};
-
-Steps take_steps(Learner& learner, const TensorMap& weights, int data_rank, int num_data_ranks) {
-  Steps steps;
-  for (const bool is_policy : {false, true}) {
-    learner.load([&](const std::string& name) { return weights.at(name); });
-    const auto metrics = is_policy ? learner.train_policy(learner_batch(2, 4))
-                                   : learner.train_language_model(rows_of(data_rank, num_data_ranks));
-    steps.losses.push_back(metrics.at("loss/mean"));
-    steps.norms.push_back(metrics.at("grad_norm"));
-    steps.gradients.push_back(learner.model().gather_gradients());
-  }
-  return steps;
-}
-
-Steps one_rank(const ModelConfig& config, const TensorMap& weights) {
-  Steps reference;
+std::vector<Step> one_rank(const ModelConfig& config, const TensorMap& weights) {
+  std::vector<Step> reference;
   with_one_rank(config, expert_options(), weights,
-                [&](Learner& learner) { reference = take_steps(learner, weights, 0, 1); });
+                [&](Learner& learner) { reference = take_steps(learner, weights, expert_rows()); });
   return reference;
 }
 
-void check_layout(const Layout& layout, const ModelConfig& config, const TensorMap& weights, const Steps& expected) {
-  const auto what = layout.describe();
-  const auto near = [](double a, double b) { return std::abs(a - b) <= 1e-6 * std::max(std::abs(b), 1e-2); };
-  const auto check = [&](Learner& learner, const RankGroups& groups) {
-    const auto got = take_steps(learner, weights, groups.data_rank(), groups.num_data_ranks());
-    for (size_t i = 0; i < expected.losses.size(); ++i) {
-      const auto difference = relative_difference(got.gradients[i], expected.gradients[i]);
-      require(near(got.losses[i], expected.losses[i]), what, ": loss ", got.losses[i], ", not ", expected.losses[i]);
-      require(near(got.norms[i], expected.norms[i]), what, ": norm ", got.norms[i], ", not ", expected.norms[i]);
-      require(difference < 1e-6, what, ": gradients differ by ", difference);
-    }
-  };
-  CHECK_NOTHROW(with_mesh(layout.degrees, config, expert_options(layout), weights, check));
+void check_layout(const Layout& layout, const ModelConfig& config, const TensorMap& weights,
+                  const std::vector<Step>& expected) {
+  CHECK_NOTHROW(with_mesh(layout.degrees, config, expert_options(layout), weights,
+                          [&](Learner& learner, const RankGroups& groups) {
+                            require_equal_steps(learner, groups, weights, expert_rows(), expected, layout.describe());
+                          }));
 }
 
 std::vector<Layout> table() {
@@ -162,17 +115,6 @@ std::pair<int64_t, int64_t> moved(Collectives& group, const std::string& label) 
   return calls_and_bytes;
 }
 
-/// Weights whose routers send every token to the same two experts: scores lie between 0 and 1.
-TensorMap biased_weights(const ModelConfig& config, int64_t first, int64_t second) {
-  auto weights = learner_weights(config);
-  for (auto& [name, tensor] : weights) {
-    if (!name.ends_with("e_score_correction_bias")) continue;
-    tensor = at::zeros_like(tensor);
-    tensor[first] = tensor[second] = 2;
-  }
-  return weights;
-}
-
 }  // namespace
 
 TEST_CASE("every layout with spread experts trains as one rank does: losses, gradients, gradient norms") {
@@ -180,8 +122,8 @@ TEST_CASE("every layout with spread experts trains as one rank does: losses, gra
     const auto config = expert_config(has_extras);
     const auto weights = learner_weights(config);
     const auto reference = one_rank(config, weights);
-    CHECK(reference.norms[0] > 0);
-    CHECK(reference.norms[1] > 0);
+    CHECK(reference[0].norm > 0);
+    CHECK(reference[1].norm > 0);
     for (const auto& layout : table())
       if (layout.has_extras == has_extras) check_layout(layout, config, weights, reference);
   }
@@ -189,14 +131,14 @@ TEST_CASE("every layout with spread experts trains as one rank does: losses, gra
 
 TEST_CASE("a rank whose experts get no token trains as on one rank; what travels is what the routing says") {
   const auto config = expert_config(true);
-  const auto weights = biased_weights(config, 1, 3);  // both on the first of two expert ranks
+  const auto weights = one_sided_weights(config, 1, 3, 2);  // both on the first of two expert ranks
   const auto reference = one_rank(config, weights);
-  for (const auto& [name, gradient] : reference.gradients[0])
+  for (const auto& [name, gradient] : reference[0].gradients)
     if (name.ends_with("experts.down_proj")) CHECK(gradient[0].abs().max().item<float>() == 0);
   check_layout({.degrees = {.shard = 2, .expert = 2}, .has_extras = true}, config, weights, reference);
   check_layout({.degrees = {.shard = 2, .expert = 2}, .has_extras = true, .recompute = "full"}, config, weights,
                reference);
-  const auto rows = rows_of(0, 1);
+  const auto rows = expert_rows();
   const auto check = [&](Learner& learner, const RankGroups& groups) {
     auto& group = *groups.experts();
     const int rank = group.rank();
@@ -247,7 +189,7 @@ TEST_CASE("a rank holds and gathers its experts alone") {
               "held: ", held);
       learner.model().reset_peak_gathered_bytes();
       groups.expert_shards().log().clear();
-      learner.train_language_model(rows_of(groups.data_rank(), groups.num_data_ranks()));
+      learner.train_language_model(share_of(expert_rows(), groups.data_rank(), groups.num_data_ranks()));
       // One layer with its experts at a time; where every rank has experts of its own, they are never gathered at all
       // but are what lies in the shards.
       const int64_t its_experts = experts == 4 ? 0 : of_its_experts / experts;
@@ -267,11 +209,7 @@ TEST_CASE("a rank holds and gathers its experts alone") {
 }
 
 TEST_CASE("any layout of experts loads any layout's checkpoint, weights and optimizer states bit for bit") {
-  const auto folder = std::filesystem::temp_directory_path() / concat("troupe_experts_", ::getpid());
   for (const bool has_extras : {false, true}) {
-    std::filesystem::remove_all(folder);
-    const auto config = expert_config(has_extras);
-    const auto weights = learner_weights(config);
     const std::vector<MeshDegrees> layouts = {{},
                                               {.shard = 2, .expert = 2},
                                               {.pipeline = 2, .shard = 2, .expert = 2},
@@ -279,40 +217,9 @@ TEST_CASE("any layout of experts loads any layout's checkpoint, weights and opti
                                               {.shard = 2, .tensor = 2, .expert = 4},
                                               {.replicate = 2, .context = 2, .expert = 2},
                                               {}};
-    std::map<std::string, TensorMap> saved;  // the first layout's state, by kind
-    for (size_t i = 0; i < layouts.size(); ++i) {
-      const auto run = [&](Learner& learner, const RankGroups& groups) {
-        if (i == 0) {
-          learner.train_language_model(rows_of(0, 1));
-        } else {
-          auto values = sharded_values(learner.model(), learner.optimizer_state());
-          load_checkpoint_values(folder / concat("step-", i), values);
-          learner.model().parameters_changed();
-        }
-        std::map<std::string, TensorMap> state;
-        state["parameter"] = learner.gather_weights(at::kFloat);
-        for (const auto& [kind, units] : learner.optimizer_state()) {
-          for (size_t u = 0; u < units.size(); ++u) learner.model().shards()[u].gradient.copy_(units[u]);
-          state[kind] = learner.model().gather_gradients();
-        }
-        if (groups.world().rank() == 0) {
-          if (i == 0)
-            for (const auto& [kind, tensors] : state)
-              for (const auto& [name, tensor] : tensors) saved[kind][name] = tensor.clone();
-          for (const auto& [kind, tensors] : saved)
-            for (const auto& [name, tensor] : tensors)
-              require(at::equal(state.at(kind).at(name), tensor), describe(layouts[i]), ": ", kind, " of ", name,
-                      " differs");
-        }
-        if (!groups.is_first_replica()) return;
-        CheckpointWriter writer(groups.copy(), {});
-        const auto step = static_cast<int64_t>(i) + 1;
-        writer.save({folder, step, step, "{}", "", 0}, sharded_values(learner.model(), learner.optimizer_state()));
-      };
-      CHECK_NOTHROW(with_mesh(layouts[i], config, expert_options(), weights, run));
-    }
+    CHECK_NOTHROW(require_checkpoints_to_fit(layouts, expert_config(has_extras), expert_options(), expert_rows(),
+                                             "troupe_experts"));
   }
-  std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("experts that cannot be spread so are refused, the arithmetic told") {

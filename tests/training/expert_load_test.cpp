@@ -3,7 +3,7 @@
 #include "parallel/expert_load.h"
 
 #include "tests/doctest.h"
-#include "tests/training/learner_support.h"
+#include "tests/training/layout_steps.h"
 
 namespace troupe {
 namespace {
@@ -14,28 +14,10 @@ constexpr int64_t kNumExperts = 8, kNumChoices = 2;
 const char* const kBias = "e_score_correction_bias";
 
 ModelConfig load_config() {
-  auto config = learner_config();
-  config.num_hidden_layers = 4;
-  config.layers.resize(4);
-  for (size_t layer = 1; layer < 4; ++layer) config.layers[layer].has_experts = true;
-  auto& moe = config.moe;
-  moe.num_experts = kNumExperts;
-  moe.num_experts_per_token = kNumChoices;
-  moe.intermediate_size = 16;
-  moe.score = RouterScore::kSigmoid;
-  moe.choice_bias = moe.normalise = true;
+  auto config = config_with_experts(4, kNumExperts);
+  config.moe.score = RouterScore::kSigmoid;
+  config.moe.choice_bias = true;
   return config;
-}
-
-/// Routers that send every token to experts 2 and 5, by their bias alone.
-TensorMap one_sided_weights(const ModelConfig& config, double lead) {
-  auto weights = learner_weights(config);
-  for (auto& [name, tensor] : weights) {
-    if (!name.ends_with(kBias)) continue;
-    tensor = at::zeros_like(tensor);
-    tensor[2] = tensor[5] = lead;
-  }
-  return weights;
 }
 
 LearnerOptions load_options(double rate, const std::string& recompute = "none") {
@@ -49,18 +31,8 @@ LearnerOptions load_options(double rate, const std::string& recompute = "none") 
 }
 
 /// Rows of odd lengths; five of them, so that two data ranks need one that counts for nothing.
-std::vector<LanguageModelBatch> rows_of(int data_rank, int num_data_ranks) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(3);
-  std::vector<LanguageModelBatch> mine;
-  for (int r = 0; r < 5; ++r) {
-    LanguageModelBatch row;
-    Document document;
-    const auto ids = at::randint(40, {5 + 2 * r}, generator, at::kLong);
-    for (int64_t i = 0; i < ids.numel(); ++i) document.tokens.push_back(static_cast<int32_t>(ids[i].item<int64_t>()));
-    append_document(row, document, 0, document.tokens.size());
-    if (r % num_data_ranks == data_rank) mine.push_back(std::move(row));
-  }
-  return mine;
+std::vector<LanguageModelBatch> load_rows() {
+  return packed_rows(5, [](int r) { return std::vector<int64_t>{5 + 2 * r}; });
 }
 
 TensorMap biases_of(const TensorMap& weights) {
@@ -80,9 +52,9 @@ TEST_CASE("the violation is what the fullest expert has above the mean, over lay
 
 TEST_CASE("the bias falls for experts above the mean of their layer and rises for the others") {
   const auto config = load_config();
-  const auto weights = one_sided_weights(config, 2);
+  const auto weights = one_sided_weights(config, 2, 5, 2);
   with_one_rank(config, load_options(0.01), weights, [&](Learner& learner) {
-    const auto metrics = learner.train_language_model(rows_of(0, 1));
+    const auto metrics = learner.train_language_model(load_rows());
     CHECK(metrics.at("moe/max_violation") == doctest::Approx(kNumExperts / kNumChoices - 1));
     for (const auto& [name, bias] : biases_of(learner.gather_weights(at::kFloat))) {
       const auto change = bias - weights.at(name);
@@ -102,7 +74,7 @@ TEST_CASE("B098 every layout, recomputed or not, counts each token once and move
   const auto run = [&](Learner& learner, int data_rank, int num_data_ranks) {
     Result result;
     for (int step = 0; step < 2; ++step) {
-      const auto metrics = learner.train_language_model(rows_of(data_rank, num_data_ranks));
+      const auto metrics = learner.train_language_model(share_of(load_rows(), data_rank, num_data_ranks));
       result.violations.push_back(metrics.at("moe/max_violation"));
     }
     result.biases = biases_of(learner.gather_weights(at::kFloat));
@@ -137,10 +109,10 @@ TEST_CASE("B098 every layout, recomputed or not, counts each token once and move
 
 TEST_CASE("routers that send all tokens to two experts even out") {
   const auto config = load_config();
-  with_one_rank(config, load_options(0.05), one_sided_weights(config, 1), [&](Learner& learner) {
+  with_one_rank(config, load_options(0.05), one_sided_weights(config, 2, 5, 1), [&](Learner& learner) {
     std::vector<double> violations;
     for (int step = 0; step < 30; ++step)
-      violations.push_back(learner.train_language_model(rows_of(0, 1)).at("moe/max_violation"));
+      violations.push_back(learner.train_language_model(load_rows()).at("moe/max_violation"));
     CHECK(violations.front() > 2.5);
     CHECK(violations.back() < 1);
   });
@@ -150,7 +122,7 @@ TEST_CASE("a rate without a bias to move is refused; without a rate the biases s
   auto config = load_config();
   const auto weights = learner_weights(config);
   with_one_rank(config, load_options(0), weights, [&](Learner& learner) {
-    learner.train_language_model(rows_of(0, 1));
+    learner.train_language_model(load_rows());
     for (const auto& [name, bias] : biases_of(learner.gather_weights(at::kFloat)))
       CHECK(at::equal(bias, weights.at(name)));
   });

@@ -6,7 +6,7 @@
 #include "models/formats/checkpoint_reader.h"
 #include "tests/doctest.h"
 #include "tests/models/family_folders.h"
-#include "tests/training/learner_support.h"
+#include "tests/training/layout_steps.h"
 #include "training/log_probs.h"
 
 namespace troupe {
@@ -43,50 +43,7 @@ LearnerOptions family_options(const std::string& recompute = "none") {
   return options;
 }
 
-std::vector<LanguageModelBatch> rows_of(int data_rank, int num_data_ranks) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(5);
-  std::vector<LanguageModelBatch> mine;
-  for (int r = 0; r < 4; ++r) {
-    LanguageModelBatch row;
-    for (int d = 0; d < 1 + r % 3; ++d) {
-      Document document;
-      const auto ids = at::randint(150, {6 + (5 * r + 3 * d) % 9}, generator, at::kLong);
-      for (int64_t i = 0; i < ids.numel(); ++i) document.tokens.push_back(static_cast<int32_t>(ids[i].item<int64_t>()));
-      append_document(row, document, 0, document.tokens.size());
-    }
-    if (r % num_data_ranks == data_rank) mine.push_back(std::move(row));
-  }
-  return mine;
-}
-
-/// Loss, gradient norm and gradients of a language-model step, then of a policy step from the same weights.
-struct Steps {
-  std::vector<double> losses, norms;
-  std::vector<TensorMap> gradients;
-};
-
-Steps take_steps(Learner& learner, const TensorMap& weights, int data_rank, int num_data_ranks) {
-  Steps steps;
-  for (const bool is_policy : {false, true}) {
-    learner.load([&](const std::string& name) { return weights.at(name); });
-    const auto metrics = is_policy ? learner.train_policy(learner_batch(2, 4))
-                                   : learner.train_language_model(rows_of(data_rank, num_data_ranks));
-    steps.losses.push_back(metrics.at("loss/mean"));
-    steps.norms.push_back(metrics.at("grad_norm"));
-    steps.gradients.push_back(learner.model().gather_gradients());
-  }
-  return steps;
-}
-
-void check_equal(const Steps& got, const Steps& expected, const std::string& what) {
-  const auto near = [](double a, double b) { return std::abs(a - b) <= 1e-6 * std::max(std::abs(b), 1e-2); };
-  for (size_t i = 0; i < expected.losses.size(); ++i) {
-    const auto difference = relative_difference(got.gradients[i], expected.gradients[i]);
-    require(near(got.losses[i], expected.losses[i]), what, ": loss ", got.losses[i], ", not ", expected.losses[i]);
-    require(near(got.norms[i], expected.norms[i]), what, ": gradient norm ", got.norms[i], ", not ", expected.norms[i]);
-    require(difference < 1e-6, what, ": gradients differ by ", difference);
-  }
-}
+std::vector<LanguageModelBatch> family_rows() { return ragged_rows(4, 6, 150, 5); }
 
 }  // namespace
 
@@ -97,18 +54,17 @@ TEST_CASE("every family trains as on one rank over the layouts it allows, and th
     const auto reader = open_checkpoint(family_fixtures() / family.name);
     const auto& config = reader->config();
     const auto weights = load_weights(*reader, at::kFloat);
-    Steps reference;
+    std::vector<Step> reference;
     with_one_rank(config, family_options(), weights,
-                  [&](Learner& learner) { reference = take_steps(learner, weights, 0, 1); });
-    CHECK(reference.norms[0] > 0);
-    CHECK(reference.norms[1] > 0);
+                  [&](Learner& learner) { reference = take_steps(learner, weights, family_rows()); });
+    CHECK(reference[0].norm > 0);
+    CHECK(reference[1].norm > 0);
     const auto check = [&](const MeshDegrees& degrees, const std::string& recompute) {
       const auto what = concat(family.name, " over ", describe(degrees), ", recompute ", recompute);
-      CHECK_NOTHROW(with_mesh(
-          degrees, config, family_options(recompute), weights, [&](Learner& learner, const RankGroups& groups) {
-            const auto got = take_steps(learner, weights, groups.data_rank(), groups.num_data_ranks());
-            check_equal(got, reference, what);
-          }));
+      CHECK_NOTHROW(with_mesh(degrees, config, family_options(recompute), weights,
+                              [&](Learner& learner, const RankGroups& groups) {
+                                require_equal_steps(learner, groups, weights, family_rows(), reference, what);
+                              }));
     };
     const auto refuse = [&](const MeshDegrees& degrees, const char* reason) {
       CHECK_THROWS_WITH_AS(with_mesh(degrees, config, family_options(), weights, [](Learner&, const RankGroups&) {}),
@@ -154,13 +110,13 @@ ModelConfig changed(const char* folder, const nlohmann::json& changes) {
 
 void check_over(const MeshDegrees& degrees, const ModelConfig& config) {
   const auto weights = learner_weights(config);
-  Steps reference;
+  std::vector<Step> reference;
   with_one_rank(config, family_options(), weights,
-                [&](Learner& learner) { reference = take_steps(learner, weights, 0, 1); });
-  CHECK(reference.norms[0] > 0);
+                [&](Learner& learner) { reference = take_steps(learner, weights, family_rows()); });
+  CHECK(reference[0].norm > 0);
   CHECK_NOTHROW(with_mesh(degrees, config, family_options(), weights, [&](Learner& learner, const RankGroups& groups) {
-    const auto got = take_steps(learner, weights, groups.data_rank(), groups.num_data_ranks());
-    check_equal(got, reference, concat(config.model_type, " over ", describe(degrees)));
+    require_equal_steps(learner, groups, weights, family_rows(), reference,
+                        concat(config.model_type, " over ", describe(degrees)));
   }));
 }
 

@@ -3,9 +3,8 @@
 // (scripts/soak).
 #include <cstdlib>
 
-#include "parallel/checkpoint.h"
 #include "tests/doctest.h"
-#include "tests/training/learner_support.h"
+#include "tests/training/layout_steps.h"
 
 namespace troupe {
 namespace {
@@ -48,41 +47,17 @@ LearnerOptions layout_options(const Layout& layout) {
 }
 
 /// Packed documents; some rows have fewer tokens than there are context ranks, some an odd number.
-std::vector<LanguageModelBatch> layout_rows() {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(3);
-  std::vector<LanguageModelBatch> rows;
-  for (int r = 0; r < 6; ++r) {
-    LanguageModelBatch row;
-    for (int d = 0; d < 1 + r % 3; ++d) {
-      Document document;
-      const auto ids = at::randint(40, {2 + (5 * r + 3 * d) % 9}, generator, at::kLong);
-      for (int64_t i = 0; i < ids.numel(); ++i) document.tokens.push_back(static_cast<int32_t>(ids[i].item<int64_t>()));
-      append_document(row, document, 0, document.tokens.size());
-    }
-    rows.push_back(std::move(row));
-  }
-  return rows;
-}
+std::vector<LanguageModelBatch> layout_rows() { return ragged_rows(6, 2); }
 
-/// What a step gives.
-struct Step {
-  double loss = 0, norm = 0;
-  TensorMap gradients;
-};
 /// One step of an objective; `data_rank` of `num_data_ranks` takes its share where shares are given.
 using Objective = std::function<Metrics(Learner& learner, int data_rank, int num_data_ranks)>;
 
 Step take_step(Learner& learner, const Objective& objective, int data_rank, int num_data_ranks) {
-  const auto metrics = objective(learner, data_rank, num_data_ranks);
-  return {metrics.at("loss/mean"), metrics.at("grad_norm"), learner.model().gather_gradients()};
+  return step_of(learner, objective(learner, data_rank, num_data_ranks));
 }
 
 Metrics language_step(Learner& learner, int data_rank, int num_data_ranks) {
-  std::vector<LanguageModelBatch> mine;
-  const auto rows = layout_rows();
-  for (size_t r = 0; r < rows.size(); ++r)
-    if (static_cast<int>(r) % num_data_ranks == data_rank) mine.push_back(rows[r]);
-  return learner.train_language_model(mine);
+  return learner.train_language_model(share_of(layout_rows(), data_rank, num_data_ranks));
 }
 
 Metrics policy_step(Learner& learner, int, int) { return learner.train_policy(learner_batch(2, 4)); }
@@ -112,21 +87,14 @@ void check_layout(const Layout& layout, const LearnerOptions& options, const Obj
                   const Reference& reference) {
   const auto config = layout_config(layout);
   CAPTURE(layout.describe());
-  with_mesh(
-      layout.degrees, config, options, reference.weights.front(), [&](Learner& learner, const RankGroups& groups) {
-        for (size_t step = 0; step < reference.steps.size(); ++step) {
-          learner.load([&](const std::string& name) { return reference.weights[step].at(name); });
-          const auto got = take_step(learner, objective, groups.data_rank(), groups.num_data_ranks());
-          const auto& expected = reference.steps[step];
-          const auto difference = relative_difference(got.gradients, expected.gradients);
-          const auto near = [](double a, double b) { return std::abs(a - b) <= 1e-6 * std::max(std::abs(b), 1e-2); };
-          require(near(got.loss, expected.loss), layout.describe(), ", step ", step, ": loss ", got.loss,
-                  " instead of ", expected.loss);
-          require(near(got.norm, expected.norm), layout.describe(), ", step ", step, ": gradient norm ", got.norm,
-                  " instead of ", expected.norm);
-          require(difference < 1e-6, layout.describe(), ", step ", step, ": gradients differ by ", difference);
-        }
-      });
+  with_mesh(layout.degrees, config, options, reference.weights.front(),
+            [&](Learner& learner, const RankGroups& groups) {
+              for (size_t step = 0; step < reference.steps.size(); ++step) {
+                learner.load([&](const std::string& name) { return reference.weights[step].at(name); });
+                require_equal(take_step(learner, objective, groups.data_rank(), groups.num_data_ranks()),
+                              reference.steps[step], concat(layout.describe(), ", step ", step));
+              }
+            });
   CHECK(true);
 }
 
@@ -314,10 +282,7 @@ TEST_CASE("tensor, context and pipeline ranks move what the formula says") {
 }
 
 TEST_CASE("any layout loads any layout's checkpoint, weights and optimizer states bit for bit") {
-  const auto folder = std::filesystem::temp_directory_path() / concat("troupe_layouts_", ::getpid());
-  std::filesystem::remove_all(folder);
   const Layout extras{.degrees = {}, .has_extras = true};
-  const auto config = layout_config(extras);
   const std::vector<MeshDegrees> layouts = {{},
                                             {.shard = 2, .tensor = 2},
                                             {.pipeline = 2, .context = 2},
@@ -325,40 +290,8 @@ TEST_CASE("any layout loads any layout's checkpoint, weights and optimizer state
                                             {.tensor = 4},
                                             {.replicate = 2, .shard = 2},
                                             {}};
-  TensorMap weights = learner_weights(config);
-  std::map<std::string, TensorMap> saved;  // the first layout's state, by kind
-  for (size_t i = 0; i < layouts.size(); ++i) {
-    CAPTURE(describe(layouts[i]));
-    with_mesh(layouts[i], config, layout_options(extras), weights, [&](Learner& learner, const RankGroups& groups) {
-      if (i == 0) {
-        language_step(learner, 0, 1);
-      } else {
-        auto values = sharded_values(learner.model(), learner.optimizer_state());
-        load_checkpoint_values(folder / concat("step-", i), values);
-        learner.model().parameters_changed();
-      }
-      // Optimizer states through the same gather as weights.
-      std::map<std::string, TensorMap> state;
-      state["parameter"] = learner.gather_weights(at::kFloat);
-      for (const auto& [kind, units] : learner.optimizer_state()) {
-        for (size_t u = 0; u < units.size(); ++u) learner.model().shards()[u].gradient.copy_(units[u]);
-        state[kind] = learner.model().gather_gradients();
-      }
-      if (groups.world().rank() == 0) {
-        if (i == 0)
-          for (const auto& [kind, tensors] : state)
-            for (const auto& [name, tensor] : tensors) saved[kind][name] = tensor.clone();
-        for (const auto& [kind, tensors] : saved)
-          for (const auto& [name, tensor] : tensors)
-            require(at::equal(state.at(kind).at(name), tensor), kind, " of ", name, " differs");
-      }
-      if (!groups.is_first_replica()) return;
-      CheckpointWriter writer(groups.copy(), {});
-      const auto step = static_cast<int64_t>(i) + 1;
-      writer.save({folder, step, step, "{}", "", 0}, sharded_values(learner.model(), learner.optimizer_state()));
-    });
-  }
-  std::filesystem::remove_all(folder);
+  CHECK_NOTHROW(require_checkpoints_to_fit(layouts, layout_config(extras), layout_options(extras), layout_rows(),
+                                           "troupe_layouts"));
 }
 
 TEST_CASE("a rank that throws ends the ranks of every dimension, which name the collective and the reason") {

@@ -2,7 +2,7 @@
 #include "parallel/router_balance.h"
 
 #include "tests/doctest.h"
-#include "tests/training/learner_support.h"
+#include "tests/training/layout_steps.h"
 
 namespace troupe {
 namespace {
@@ -12,18 +12,7 @@ using namespace testing;
 constexpr int64_t kNumExperts = 4, kNumChoices = 2;
 constexpr double kCoefficient = 0.3;
 
-ModelConfig balance_config() {
-  auto config = learner_config();
-  config.num_hidden_layers = 3;
-  config.layers.resize(3);
-  for (size_t layer = 1; layer < 3; ++layer) config.layers[layer].has_experts = true;
-  auto& moe = config.moe;
-  moe.num_experts = kNumExperts;
-  moe.num_experts_per_token = kNumChoices;
-  moe.intermediate_size = 16;
-  moe.normalise = true;
-  return config;
-}
+ModelConfig balance_config() { return config_with_experts(3, kNumExperts); }
 
 LearnerOptions balance_options(double coefficient, const std::string& recompute = "none") {
   auto options = learner_options();
@@ -35,18 +24,8 @@ LearnerOptions balance_options(double coefficient, const std::string& recompute 
 }
 
 /// Rows of odd lengths; three of them, so that two data ranks need one that counts for nothing.
-std::vector<LanguageModelBatch> rows_of(int data_rank, int num_data_ranks) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(3);
-  std::vector<LanguageModelBatch> mine;
-  for (int r = 0; r < 3; ++r) {
-    LanguageModelBatch row;
-    Document document;
-    const auto ids = at::randint(40, {5 + 4 * r}, generator, at::kLong);
-    for (int64_t i = 0; i < ids.numel(); ++i) document.tokens.push_back(static_cast<int32_t>(ids[i].item<int64_t>()));
-    append_document(row, document, 0, document.tokens.size());
-    if (r % num_data_ranks == data_rank) mine.push_back(std::move(row));
-  }
-  return mine;
+std::vector<LanguageModelBatch> balance_rows() {
+  return packed_rows(3, [](int r) { return std::vector<int64_t>{5 + 4 * r}; });
 }
 
 /// Keeps every layer's logits of a row.
@@ -67,15 +46,13 @@ Tensor balance_of(const std::vector<Tensor>& layers) {
   return (tokens_per_expert * probabilities.mean(0).unsqueeze(0)).sum() * kNumExperts;
 }
 
-struct Step {
-  double loss = 0, norm = 0, balance = 0;
-  TensorMap gradients;
+struct BalancedStep : Step {
+  double balance = 0;
 };
 
-Step take_step(Learner& learner, int data_rank, int num_data_ranks) {
-  const auto metrics = learner.train_language_model(rows_of(data_rank, num_data_ranks));
-  return {metrics.at("loss/mean"), metrics.at("grad_norm"), metrics.at("moe/balance_loss"),
-          learner.model().gather_gradients()};
+BalancedStep take_step(Learner& learner, int data_rank, int num_data_ranks) {
+  const auto metrics = learner.train_language_model(share_of(balance_rows(), data_rank, num_data_ranks));
+  return {step_of(learner, metrics), metrics.at("moe/balance_loss")};
 }
 
 }  // namespace
@@ -83,13 +60,13 @@ Step take_step(Learner& learner, int data_rank, int num_data_ranks) {
 TEST_CASE("the balancing loss and its gradient are those of its definition") {
   const auto config = balance_config();
   const auto weights = learner_weights(config);
-  Step got;
+  BalancedStep got;
   TensorMap without;
   double plain_loss = 0;
   with_one_rank(config, balance_options(kCoefficient), weights,
                 [&](Learner& learner) { got = take_step(learner, 0, 1); });
   with_one_rank(config, balance_options(0), weights, [&](Learner& learner) {
-    plain_loss = learner.train_language_model(rows_of(0, 1)).at("loss/mean");
+    plain_loss = learner.train_language_model(balance_rows()).at("loss/mean");
     without = learner.model().gather_gradients();
   });
   Decoder decoder(config);
@@ -98,8 +75,8 @@ TEST_CASE("the balancing loss and its gradient are those of its definition") {
   decoder.bind_all(leaves);
   Tensor balance = at::zeros({}, at::kDouble);
   double num_tokens = 0;
-  for (const auto& row : rows_of(0, 1)) num_tokens += row.layout.num_tokens;
-  for (const auto& row : rows_of(0, 1)) {
+  for (const auto& row : balance_rows()) num_tokens += row.layout.num_tokens;
+  for (const auto& row : balance_rows()) {
     const auto keep = std::make_shared<KeepLogits>();
     decoder.set_exchange(keep);
     decoder.forward(at::tensor(row.tokens, at::kLong), row.layout);
@@ -120,7 +97,7 @@ TEST_CASE("the balancing loss and its gradient are those of its definition") {
 TEST_CASE("B098 the balancing loss is the same over every layout, recomputed or not") {
   const auto config = balance_config();
   const auto weights = learner_weights(config);
-  Step expected;
+  BalancedStep expected;
   with_one_rank(config, balance_options(kCoefficient), weights,
                 [&](Learner& learner) { expected = take_step(learner, 0, 1); });
   const MeshDegrees layouts[] = {{},
