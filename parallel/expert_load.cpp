@@ -2,6 +2,13 @@
 
 namespace troupe {
 
+bool is_recomputing() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+Tensor count_choices(const Tensor& experts_TK, const Tensor& is_counted_T, int64_t num_experts) {
+  const Tensor chosen = is_counted_T.defined() ? experts_TK.index({is_counted_T}) : experts_TK;
+  return at::bincount(chosen.flatten(), {}, num_experts);
+}
+
 ExpertLoad::ExpertLoad(const ModelConfig& config)
     : counts_LE_(at::zeros({config.num_hidden_layers, config.moe.num_experts}, at::kDouble)) {}
 
@@ -12,10 +19,9 @@ void ExpertLoad::start() {
 }
 
 void ExpertLoad::add(int64_t layer, const Tensor& experts_TK) {
-  if (!is_counting_ || torch::autograd::get_current_graph_task_id() != -1) return;
+  if (!is_counting_ || is_recomputing()) return;
   const at::NoGradGuard no_grad;
-  const Tensor chosen = is_counted_T_.defined() ? experts_TK.index({is_counted_T_}) : experts_TK;
-  counts_LE_[layer].add_(at::bincount(chosen.flatten(), {}, counts_LE_.size(1)).to(counts_LE_.options()));
+  counts_LE_[layer].add_(count_choices(experts_TK, is_counted_T_, counts_LE_.size(1)).to(counts_LE_.options()));
 }
 
 Tensor ExpertLoad::total(const RankGroups& groups) const {

@@ -8,6 +8,11 @@
 
 namespace troupe {
 
+/// Whether a layer is being computed again, for a backward: its tokens were counted before.
+bool is_recomputing();
+/// How many of the counted tokens (undefined: all) chose each expert: [E], int64, from choices [T, K].
+Tensor count_choices(const Tensor& experts_TK, const Tensor& is_counted_T, int64_t num_experts);
+
 class ExpertLoad {
  public:
   explicit ExpertLoad(const ModelConfig& config);
@@ -17,7 +22,7 @@ class ExpertLoad {
   void stop() { is_counting_ = false; }
   /// Of the rows that routers see next: which are tokens that count [T]; undefined: all.
   void set_counted(Tensor is_counted_T) { is_counted_T_ = std::move(is_counted_T); }
-  /// A layer's choices. What is computed again inside of a backward was counted before.
+  /// A layer's choices; nothing where they are computed again.
   void add(int64_t layer, const Tensor& experts_TK);
 
   /// Counts [layers, experts] of all ranks, float64; every rank calls.

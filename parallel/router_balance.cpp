@@ -1,5 +1,7 @@
 #include "parallel/router_balance.h"
 
+#include "parallel/expert_load.h"
+
 namespace troupe {
 namespace {
 
@@ -55,16 +57,13 @@ void RouterBalance::begin_row(double weight, Tensor is_counted_T) {
 
 blocks::Routing RouterBalance::attach(const blocks::Routing& routing) const {
   if (row_ == nullptr) return routing;
-  // What is computed again inside of a backward was counted before.
-  if (torch::autograd::get_current_graph_task_id() == -1) {
+  if (!is_recomputing()) {
     const at::NoGradGuard no_grad;
-    const auto counted = [&](const Tensor& rows) {
-      return row_->is_counted_T.defined() ? rows.index({row_->is_counted_T}) : rows;
-    };
-    const Tensor experts = counted(routing.experts_TK), logits = counted(routing.logits_TE);
-    chosen(*row_).add_(at::bincount(experts.flatten(), {}, num_experts_of(*row_)).to(row_->sums.options()));
+    const auto& is_counted_T = row_->is_counted_T;
+    const Tensor logits = is_counted_T.defined() ? routing.logits_TE.index({is_counted_T}) : routing.logits_TE;
+    chosen(*row_).add_(count_choices(routing.experts_TK, is_counted_T, num_experts_of(*row_)).to(row_->sums.options()));
     probabilities(*row_).add_(at::softmax(logits, 1).sum(0, false, at::kDouble).to(row_->sums.options()));
-    row_->sums[-1].add_(static_cast<double>(experts.size(0)));
+    row_->sums[-1].add_(static_cast<double>(logits.size(0)));
   }
   if (!at::GradMode::is_enabled()) return routing;
   auto balanced = routing;
