@@ -46,9 +46,11 @@ std::vector<std::string> worker(const std::string& address, const std::string& r
 
 TEST_CASE("a critic and a reference of other processes give the numbers of those of the run's own") {
   PpoRun near("near", 3, ""), far("far", 3, kPlaces);
-  Program alone(near.arguments());
+  // In bf16 the order in which samples come in, another in each run, is worth a thousandth by itself.
+  const std::vector<std::string> exact{"--training.mixed_precision_param=float32", "--rollout.dtype=float32"};
+  Program alone(near.arguments(exact));
   REQUIRE_MESSAGE(alone.finish() == 0, alone.text);
-  Program run(far.arguments());
+  Program run(far.arguments(exact));
   const auto address = join_address(run);
   Program critic(worker(address, "critic")), reference(worker(address, "reference"));
   CHECK_MESSAGE(run.finish() == 0, run.text);
@@ -57,14 +59,14 @@ TEST_CASE("a critic and a reference of other processes give the numbers of those
   const auto expected = near.steps(), steps = far.steps();
   REQUIRE(expected.size() == 3);
   REQUIRE(steps.size() == 3);
-  const auto differ_by = [&](size_t step, const char* key, double share) {
+  const auto check_equal = [&](size_t step, const char* key) {
     const double wanted = expected[step].at(key), given = steps[step].at(key);
-    CHECK_MESSAGE(std::abs(given - wanted) <= share * std::abs(wanted) + 1e-5, std::string(key), " of step ", step + 1);
+    CHECK_MESSAGE(std::abs(given - wanted) <= 1e-4 * std::abs(wanted) + 1e-9, std::string(key), " of step ", step + 1);
   };
-  for (const char* key : {"critic/loss", "critic/return_mean", "kl/mean", "grad_norm"}) differ_by(0, key, 1e-3);
-  // Of what the critic elsewhere has learned; a last bit of the first step has grown since (Adam divides by it).
-  for (const size_t step : {1, 2})
-    for (const char* key : {"critic/loss", "grad_norm"}) differ_by(step, key, 2e-2);
+  for (const char* key : {"critic/return_mean", "kl/mean"}) check_equal(0, key);
+  // After the first step also what the critic elsewhere has learned.
+  for (const size_t step : {0, 1, 2})
+    for (const char* key : {"critic/loss", "grad_norm"}) check_equal(step, key);
   CHECK(std::filesystem::exists(far.run_folder() / "critic" / "model" / "config.json"));
   CHECK(open_checkpoint(far.run_folder() / "critic" / "model")->config().num_labels == 1);
 }
